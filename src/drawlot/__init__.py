@@ -1,0 +1,1 @@
+"""drawlot: turns an LLM's logits into tokens, exactly, fast and reproducibly."""

@@ -1,0 +1,185 @@
+"""The noise contract: noise is a pure function of (seed, position, stream, token id, choice).
+
+Philox4x32-10 (Salmon et al., SC'11) with key = the 64-bit seed and counter words
+
+    0  id >> 2 (token or tile id; the low two bits choose one of the four output words)
+    1  position, low 32 bits
+    2  position, bits 32..47, and the row within the step << 16
+    3  stream, and choice << 8
+
+Float64 noise takes 64 bits an id, so word 0 is id >> 1 and the low bit chooses a pair of words, on streams of its own
+(+ 128). All functions take NumPy arrays (uint64) or torch tensors (int64) alike and return bit-equal noise for both:
+integer arithmetic wraps mod 2^64 in both, and floats see only correctly rounded single operations.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+
+# A NumPy array or a torch tensor; the functions use only what both spell alike.
+Array = Any
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIER = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_WIDE = 128
+
+
+class Stream(IntEnum):
+    """What a noise is for; two purposes never share one, except that coupled drafting uses the target's."""
+
+    TARGET_TILE = 0
+    TARGET_TOKEN = 1
+    DRAFT_TILE = 2
+    DRAFT_TOKEN = 3
+    ACCEPT = 4
+    RESIDUAL_TILE = 5
+    RESIDUAL_TOKEN = 6
+    BONUS_TILE = 7
+    BONUS_TOKEN = 8
+
+
+def philox4x32(counter: tuple[Array, Array, Array, Array], key: tuple[Array, Array]) -> tuple[Array, ...]:
+    """Ten rounds of Philox4x32.
+
+    Args:
+        counter: Four arrays of words in [0, 2^32), broadcast against each other.
+        key: Two arrays of words in [0, 2^32).
+
+    Returns:
+        Four arrays of words in [0, 2^32).
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = c0 * _MULTIPLIER[0], c2 * _MULTIPLIER[1]
+        # c1, c3 and the keys keep bits above 32: they only enter an xor that is masked before it is multiplied.
+        c0, c1, c2, c3 = ((p1 >> 32) ^ c1 ^ k0) & _MASK, p1, ((p0 >> 32) ^ c3 ^ k1) & _MASK, p0
+        k0, k1 = k0 + _WEYL[0], k1 + _WEYL[1]
+    return c0, c1 & _MASK, c2, c3 & _MASK
+
+
+def words(
+    seed: Array, position: Array, stream: int, block: Array, choice: Array, row: Array
+) -> tuple[Array, ...]:
+    """The four Philox words of counter block `block` (an id >> 2) for each broadcast element; see the module's head."""
+    counter = (
+        block,
+        position & _MASK,
+        ((position >> 32) & 0xFFFF) | (row << 16),
+        choice * 256 + int(stream),
+    )
+    return philox4x32(counter, (seed & _MASK, (seed >> 32) & _MASK))
+
+
+def uniform32(word: Array) -> Array:
+    """Float32 in (0, 1): min(float32(word) 2^-32 + 2^-33, 1 - 2^-24)."""
+    xp = _namespace(word)
+    return xp.clip(_cast(word, xp.float32) * 2.0**-32 + 2.0**-33, None, 1 - 2.0**-24)
+
+
+def uniform64(high: Array, low: Array) -> Array:
+    """Float64 in (0, 1) from 53 of 64 bits: min((bits + 1/2) 2^-53, 1 - 2^-53)."""
+    xp = _namespace(high)
+    bits = (high << 21) | (low >> 11)
+    return xp.clip(_cast(bits, xp.float64) * 2.0**-53 + 2.0**-54, None, 1 - 2.0**-53)
+
+
+def gumbel(uniform: Array) -> Array:
+    """Gumbel noise -log(-log1p(-u)) in the dtype of `uniform`: the fine end of u near 0 is where races are won."""
+    return -_log(-_log1p_negative(uniform))
+
+
+def gumbel_noise(
+    ids: Array, seed: Array, position: Array, stream: int, choice: Array, row: Array, *, wide: bool = False
+) -> Array:
+    """Gumbel noise for each id.
+
+    Args:
+        ids: int64 [N, M] token or tile ids; seed, position, choice and row: int64 [N, 1].
+        stream: A `Stream`.
+        wide: Float64 noise from 64 bits (`use_fp64_gumbel`) instead of float32 from 32.
+
+    Returns:
+        float32 or float64 [N, M].
+    """
+    if wide:
+        w0, w1, w2, w3 = words(seed, position, stream + _WIDE, ids >> 1, choice, row)
+        odd = (ids & 1) == 1
+        xp = _namespace(ids)
+        return gumbel(uniform64(xp.where(odd, w2, w0), xp.where(odd, w3, w1)))
+    xp = _namespace(ids)
+    w0, w1, w2, w3 = words(seed, position, stream, ids >> 2, choice, row)
+    high = xp.where((ids & 1) == 1, w3, w2)
+    low = xp.where((ids & 1) == 1, w1, w0)
+    return gumbel(uniform32(xp.where((ids & 2) == 2, high, low)))
+
+
+# log(1 + f) = f + f^2 Q(f) on [sqrt(1/2) - 1, sqrt(2) - 1]; largest relative error 4.2e-9 (tools/fit_log1p.py).
+_Q32 = (
+    -0.49999988079071045,
+    0.33333325386047363,
+    -0.25001609325408936,
+    0.20002013444900513,
+    -0.16608430445194244,
+    0.141805961728096,
+    -0.13247500360012054,
+    0.12914729118347168,
+    -0.0762317031621933,
+)
+# Few bits each, so that exponent * _LN2_HIGH is exact.
+_LN2_HIGH, _LN2_LOW = 355 / 512, -2.12194440054690583e-4
+_SQRT_HALF = 0.7071067690849304  # a float32 value
+
+
+def _log1p_negative(u: Array) -> Array:
+    """log(1 - u) for u in (0, 1), accurate for small u, where 1 - u would have lost its digits."""
+    xp = _namespace(u)
+    exponent, fraction = _split(1 - u)
+    small = u < 1 - _SQRT_HALF
+    return _log_reduced(xp.where(small, xp.zeros_like(exponent), exponent), xp.where(small, -u, fraction))
+
+
+def _log(x: Array) -> Array:
+    """log(x) for normal positive x."""
+    return _log_reduced(*_split(x))
+
+
+def _split(x: Array) -> tuple[Array, Array]:
+    """(e, f) with x = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); e in the dtype of x. Exact."""
+    xp = _namespace(x)
+    wide = x.dtype == xp.float64
+    integer, mantissa_bits, bias = (xp.int64, 52, 1023) if wide else (xp.int32, 23, 127)
+    bits = x.view(integer)
+    exponent = (bits >> mantissa_bits) - bias
+    mantissa = ((bits & ((1 << mantissa_bits) - 1)) | (bias << mantissa_bits)).view(x.dtype)  # in [1, 2)
+    large = mantissa >= 2 * _SQRT_HALF
+    return _cast(exponent + large, x.dtype), xp.where(large, mantissa * 0.5, mantissa) - 1
+
+
+def _log_reduced(exponent: Array, f: Array) -> Array:
+    """exponent log(2) + log(1 + f) for 1 + f in [sqrt(1/2), sqrt(2)]."""
+    xp = _namespace(f)
+    if f.dtype == xp.float64:
+        # log(1 + f) = 2 atanh(s) = 2 (s + s^3 / 3 + s^5 / 5 + ...), s = f / (2 + f), s^2 < 0.03: 11 terms reach 2^-53.
+        s = f / (2 + f)
+        square = s * s
+        series = square * 0 + 1 / 23
+        for odd in range(21, 1, -2):
+            series = series * square + 1 / odd
+        tail = 2 * s * square * series
+        return exponent * 0.6931471805599453 + (2 * s + tail)
+    polynomial = f * _Q32[-1] + _Q32[-2]
+    for coefficient in reversed(_Q32[:-2]):
+        polynomial = polynomial * f + coefficient
+    return (f * f * polynomial + exponent * _LN2_LOW) + f + exponent * _LN2_HIGH
+
+
+def _namespace(array: Array) -> Any:
+    return torch if isinstance(array, torch.Tensor) else np
+
+
+def _cast(array: Array, dtype: Any) -> Array:
+    return array.to(dtype) if isinstance(array, torch.Tensor) else array.astype(dtype)

@@ -1,7 +1,7 @@
 """What a user may set for one request: `SamplingParams`, checked once."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -144,16 +144,14 @@ class SamplingParams:
             if field == "logprobs" and self.logprob_token_ids is not None:
                 continue  # bounded by MAX_LOGPROB_TOKEN_IDS instead
             if count == -1 or count > max_logprobs:
-                raise ParameterError(
-                    field, f"must be in [0, {max_logprobs}] (the engine's max_logprobs)", count
-                )
+                raise ParameterError(field, f"must be in [0, {max_logprobs}] (the engine's max_logprobs)", count)
 
-    def _number(self, field: str, valid: object, rule: str) -> None:
+    def _number(self, field: str, valid: Callable[[float], bool], rule: str) -> None:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ParameterError(field, "must be a number", value)
         value = float(value)
-        if not math.isfinite(value) or not valid(value):  # type: ignore[operator]
+        if not math.isfinite(value) or not valid(value):
             raise ParameterError(field, rule, value)
         object.__setattr__(self, field, value)
 
@@ -161,12 +159,11 @@ class SamplingParams:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise ParameterError(field, "must be an integer", value)
+        value = int(value)
         if not low <= value <= high:
             limit = "int64" if high == INT64_MAX and low == INT64_MIN else f"in [{low}, {high}]"
-            raise ParameterError(
-                field, f"must be {f'>= {low}' if high == INT64_MAX and low > -2 else limit}", value
-            )
-        object.__setattr__(self, field, int(value))
+            raise ParameterError(field, f"must be {f'>= {low}' if high == INT64_MAX and low > -2 else limit}", value)
+        object.__setattr__(self, field, value)
 
     def _texts(self, field: str, most: int | None) -> None:
         value = getattr(self, field)
@@ -206,9 +203,7 @@ class SamplingParams:
         if self.is_greedy and self.n != 1:
             raise ParameterError("n", "must be 1 when temperature is 0 (all choices would be equal)", self.n)
         if self.min_tokens > self.max_tokens:
-            raise ParameterError(
-                "min_tokens", f"must be at most max_tokens ({self.max_tokens})", self.min_tokens
-            )
+            raise ParameterError("min_tokens", f"must be at most max_tokens ({self.max_tokens})", self.min_tokens)
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise ParameterError("max_tokens", "must be >= 1 (0 only with prompt_logprobs)", self.max_tokens)
 
@@ -217,12 +212,10 @@ def _checked_bias(bias: object) -> dict[int, float]:
     if not isinstance(bias, Mapping):
         raise ParameterError("logit_bias", "must map token ids to numbers", bias)
     if len(bias) > MAX_LOGIT_BIAS:
-        raise ParameterError(
-            "logit_bias", f"must hold at most {MAX_LOGIT_BIAS} entries", f"{len(bias)} entries"
-        )
+        raise ParameterError("logit_bias", f"must hold at most {MAX_LOGIT_BIAS} entries", f"{len(bias)} entries")
     for token_id, value in bias.items():
         if isinstance(token_id, bool) or not isinstance(token_id, Integral) or token_id < 0:
             raise ParameterError("logit_bias", "keys must be token ids (integers >= 0)", token_id)
-        if isinstance(value, bool) or not isinstance(value, Real) or not -100 <= value <= 100:
+        if isinstance(value, bool) or not isinstance(value, Real) or not -100 <= float(value) <= 100:
             raise ParameterError("logit_bias", f"values must be in [-100, 100] (token id {token_id})", value)
     return {int(token_id): float(value) for token_id, value in bias.items()}

@@ -61,9 +61,7 @@ def philox4x32(counter: tuple[Array, Array, Array, Array], key: tuple[Array, Arr
     return c0, c1 & _MASK, c2, c3 & _MASK
 
 
-def words(
-    seed: Array, position: Array, stream: int, block: Array, choice: Array, row: Array
-) -> tuple[Array, ...]:
+def words(seed: Array, position: Array, stream: int, block: Array, choice: Array, row: Array) -> tuple[Array, ...]:
     """The four Philox words of counter block `block` (an id >> 2) for each broadcast element; see the module's head."""
     counter = (
         block,

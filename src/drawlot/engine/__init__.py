@@ -1,0 +1,1 @@
+"""A lean engine on Hugging Face models, built on the public sampling library."""

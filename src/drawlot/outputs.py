@@ -76,7 +76,5 @@ class RowSummary(NamedTuple):
     """float32 [N]: the largest value of the row"""
     log_mass: Tensor
     """float64 [N]: log of the kept tokens' sum of exp(z), z = (value - maximum) / T"""
-    cut_value: Tensor
-    """float32 [N]: value of the last kept token"""
-    cut_id: Tensor
-    """int64 [N]: its id; a token is kept if it is not after (cut_value, cut_id) in the order"""
+    cut_key: Tensor
+    """int64 [N]: the last kept token, packed so that larger keys come first in the (value desc, id asc) order"""

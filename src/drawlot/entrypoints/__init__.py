@@ -1,0 +1,1 @@
+"""How people reach the engine: the offline class, the command line, the server."""

@@ -15,7 +15,8 @@ def conversations(messages: Conversation | Sequence[Conversation]) -> list[Conve
     Raises:
         ParameterError: A conversation is empty, or a message is no mapping with the texts `role` and `content`.
     """
-    several = bool(messages) and not isinstance(messages, str) and not isinstance(messages[0], Mapping)
+    nested = isinstance(messages, Sequence) and not isinstance(messages, str)
+    several = nested and bool(messages) and not isinstance(messages[0], str | Mapping)
     checked: list[Any] = list(messages) if several else [messages]
     for conversation in checked:
         if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence) or not conversation:

@@ -10,6 +10,8 @@ from drawlot.params import SamplingParams
 Prompt = str | Sequence[int]
 """A text, or token ids."""
 
+TEXTS_OR_IDS = "must hold texts or lists of token ids"
+
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list; token ids become ints.
@@ -18,8 +20,10 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         ParameterError: A prompt is neither a text nor a list of token ids.
     """
     if isinstance(prompts, str):
-        return [prompts]
-    given: list[Any] = list(prompts) if isinstance(prompts, Iterable) else [prompts]
+        return [as_text(prompts)]
+    if not isinstance(prompts, Iterable):
+        raise ParameterError("prompts", TEXTS_OR_IDS, prompts)
+    given: list[Any] = list(prompts)
     if given and all(isinstance(entry, Integral) for entry in given):
         given = [given]
     return [as_text(prompt) if isinstance(prompt, str) else as_token_ids("prompts", prompt) for prompt in given]
@@ -46,7 +50,7 @@ def as_token_ids(field: str, ids: object) -> list[int]:
     """
     listed = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str | dict) else None
     if listed is None or any(isinstance(i, bool) or not isinstance(i, Integral) for i in listed):
-        raise ParameterError(field, "must hold texts or lists of token ids", ids)
+        raise ParameterError(field, TEXTS_OR_IDS, ids)
     return [int(i) for i in listed]
 
 

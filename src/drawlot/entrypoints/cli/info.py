@@ -1,0 +1,96 @@
+"""`drawlot info`: what this installation is, what it can run on, and what a model is."""
+
+import json
+import math
+import platform
+import sys
+from importlib import metadata
+from importlib.resources import files
+from typing import Annotated, Any
+
+import typer
+
+from drawlot.engine.args import SAMPLER_BACKENDS
+from drawlot.entrypoints.cli.console import AsJson, quiet_libraries, write_json
+from drawlot.entrypoints.cli.options import with_options
+
+PACKAGES = ("drawlot", "torch", "transformers", "tokenizers", "safetensors", "triton", "numpy")
+
+
+@with_options()
+def info(
+    *,
+    model: Annotated[str, typer.Option("--model", help="The model whose configuration is shown.")] = "tiny",
+    as_json: AsJson = False,
+) -> None:
+    """Show what is installed and what can run.
+
+    Versions, devices, the sampler backends (or why one cannot run), the embedded models, a model's configuration.
+    """
+    quiet_libraries()
+    facts: dict[str, dict[str, Any]] = {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "devices": _devices(),
+        "sampler_backends": _backends(),
+        "embedded_models": _embedded_models(),
+        "model": _configuration(model),
+    }
+    if as_json:
+        write_json(facts, sys.stdout)
+        return
+    for title, entries in facts.items():
+        print(f"{title}:")
+        for name, value in entries.items():
+            print(f"  {name}: {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(entry)}" for name, entry in value.items())
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _devices() -> dict[str, str]:
+    import torch
+
+    cpu = {"cpu": f"{torch.get_num_threads()} threads"}
+    return cpu | {f"cuda:{index}": torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
+
+
+def _backends() -> dict[str, dict[str, str]]:
+    """For each backend and kind of device "runs", or the reason why it cannot."""
+    import torch
+
+    from drawlot.kernels.registry import why_not
+
+    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    names = [name for name in SAMPLER_BACKENDS if name != "auto"]
+    return {name: {kind: why_not(name, torch.device(kind)) or "runs" for kind in kinds} for name in names}
+
+
+def _embedded_models() -> dict[str, dict[str, int]]:
+    found = {}
+    for folder in sorted(files("drawlot").joinpath("assets").iterdir(), key=lambda entry: entry.name):
+        weights = folder.joinpath("model.safetensors")
+        if not weights.is_file():
+            continue
+        data = weights.read_bytes()
+        # A safetensors file begins with the length of its header, then the header in JSON.
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        parameters = sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+        found[folder.name] = {"parameters": parameters, "bytes": len(data)}
+    return found
+
+
+def _configuration(model: str) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    config: dict[str, Any] = AutoConfig.from_pretrained(str(files("drawlot").joinpath("assets", model))).to_diff_dict()
+    return {"name": model, **config}

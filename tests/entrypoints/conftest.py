@@ -1,0 +1,17 @@
+import pytest
+from fake_engine import FakeEngine
+
+
+@pytest.fixture
+def fake_engine(monkeypatch):
+    """`LLM` and the command line run on an engine that echoes; yields the engines made."""
+    import drawlot.entrypoints.llm
+
+    made = []
+
+    def make(args):
+        made.append(FakeEngine(args))
+        return made[-1]
+
+    monkeypatch.setattr(drawlot.entrypoints.llm, "Engine", make)
+    return made

@@ -51,14 +51,21 @@ def philox4x32(counter: tuple[Array, Array, Array, Array], key: tuple[Array, Arr
     Returns:
         Four arrays of words in [0, 2^32).
     """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
+    xp = _namespace(counter[0])
+    shape = (counter[0] + counter[1] + counter[2] + counter[3] + key[0]).shape
+    c0, c1, c2, c3, k0, k1 = (xp.broadcast_to(part, shape) for part in (*counter, *key))
+    # Two pairs instead of four words halve the number of operations, which is what small arrays cost.
+    even, odd = xp.stack((c0, c2)), xp.stack((c1, c3))
+    multiplier = _pair(*_MULTIPLIER, even)
+    weyl = _pair(*_WEYL, even)
+    key_pair = xp.stack((k0, k1))
     for _ in range(10):
-        p0, p1 = c0 * _MULTIPLIER[0], c2 * _MULTIPLIER[1]
-        # c1, c3 and the keys keep bits above 32: they only enter an xor that is masked before it is multiplied.
-        c0, c1, c2, c3 = ((p1 >> 32) ^ c1 ^ k0) & _MASK, p1, ((p0 >> 32) ^ c3 ^ k1) & _MASK, p0
-        k0, k1 = k0 + _WEYL[0], k1 + _WEYL[1]
-    return c0, c1 & _MASK, c2, c3 & _MASK
+        product = even * multiplier
+        # odd and key_pair keep bits above 32: they only enter an xor that is masked before it is multiplied.
+        even, odd = (_swapped(product >> 32) ^ odd ^ key_pair) & _MASK, _swapped(product)
+        key_pair = key_pair + weyl
+    odd = odd & _MASK
+    return even[0], odd[0], even[1], odd[1]
 
 
 def words(seed: Array, position: Array, stream: int, block: Array, choice: Array, row: Array) -> tuple[Array, ...]:
@@ -96,12 +103,13 @@ def gumbel_noise(
     """Gumbel noise for each id.
 
     Args:
-        ids: int64 [N, M] token or tile ids; seed, position, choice and row: int64 [N, 1].
+        ids: Token or tile ids.
+        seed, position, choice, row: Integers that broadcast against the ids.
         stream: A `Stream`.
         wide: Float64 noise from 64 bits (`use_fp64_gumbel`) instead of float32 from 32.
 
     Returns:
-        float32 or float64 [N, M].
+        float32 or float64, of the shape of the ids.
     """
     if wide:
         w0, w1, w2, w3 = words(seed, position, stream + _WIDE, ids >> 1, choice, row)
@@ -173,6 +181,18 @@ def _log_reduced(exponent: Array, f: Array) -> Array:
     for coefficient in reversed(_Q32[:-2]):
         polynomial = polynomial * f + coefficient
     return (f * f * polynomial + exponent * _LN2_LOW) + f + exponent * _LN2_HIGH
+
+
+def _pair(first: int, second: int, like: Array) -> Array:
+    """The two numbers, shaped to multiply a pair of arrays."""
+    shape = (2,) + (1,) * (like.ndim - 1)
+    if isinstance(like, torch.Tensor):
+        return torch.tensor((first, second), device=like.device).view(shape)
+    return np.array((first, second), like.dtype).reshape(shape)
+
+
+def _swapped(pair: Array) -> Array:
+    return pair.flip(0) if isinstance(pair, torch.Tensor) else pair[::-1]
 
 
 def _namespace(array: Array) -> Any:

@@ -27,7 +27,7 @@ class Backend(NamedTuple):
 
     name: str
     sample_rows: SampleRows
-    logprobs: Callable[[Tensor, Tensor, LogprobsWanted], tuple[Tensor, Tensor, Tensor]]
+    logprobs_of: Callable[[Tensor, Tensor, LogprobsWanted], tuple[Tensor, Tensor, Tensor]]
 
 
 def why_not(name: str, on: device) -> str | None:
@@ -53,4 +53,4 @@ def get_backend(name: str, on: device) -> Backend:
         _logged.add(chosen)
         logger.info("backend auto: %s on %s", chosen, on)
     module = import_module(f"drawlot.kernels.{chosen}")
-    return Backend(chosen, module.sample_rows, module.logprobs)
+    return Backend(chosen, module.sample_rows, module.logprobs_of)

@@ -117,7 +117,7 @@ def _given(logits: Tensor, token_ids: Tensor, num_top: int, custom: Tensor, mode
     raw_mode = "raw_logits" if mode.endswith("logits") else "raw_logprobs"
     all_rows = torch.ones(len(token_ids), dtype=torch.bool, device=logits.device)
     wanted = LogprobsWanted(raw_mode, all_rows, torch.full_like(token_ids, num_top), custom, num_top)
-    return LogprobsTensors(*get_backend(backend, logits.device).logprobs(logits, token_ids, wanted))
+    return LogprobsTensors(*get_backend(backend, logits.device).logprobs_of(logits, token_ids, wanted))
 
 
 def _check_ids(token_ids: Tensor, vocab_size: int) -> None:

@@ -12,7 +12,7 @@ from drawlot.kernels.reference.race import log_sum_exp
 Line = tuple[NDArray[np.int64], NDArray[np.float32], int]
 
 
-def logprobs(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> tuple[Tensor, Tensor, Tensor]:
+def logprobs_of(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> tuple[Tensor, Tensor, Tensor]:
     """Raw logprobs of given tokens, nothing drawn: ids [N, C], logprobs [N, C], ranks [N]."""
     rows = logits.detach().float().cpu().numpy()
     lines = [

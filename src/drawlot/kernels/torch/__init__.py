@@ -4,7 +4,7 @@ Follows the one-read design: tile maxima and tile masses first, then work on the
 vocabulary is sorted, and no noise is drawn for tokens that cannot be kept.
 """
 
-from drawlot.kernels.torch.logprobs import logprobs
+from drawlot.kernels.torch.logprobs import logprobs_of
 from drawlot.kernels.torch.sample import sample_rows
 
-__all__ = ["logprobs", "sample_rows"]
+__all__ = ["logprobs_of", "sample_rows"]

@@ -51,16 +51,3 @@ def row_values(masked: Tensor, edits: Edits) -> Tensor:
         x = torch.where(x > 0, x / repetition, x * repetition)
         flat[rows, ids] = x - subtract - subtract_once
     return values
-
-
-def ordered_keys(values: Tensor, ids: Tensor) -> Tensor:
-    """int64 keys that sort like (value desc, id asc) when sorted descending. -0.0 and 0.0 are one value."""
-    bits = (values + 0.0).view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (ordered.to(torch.int64) << 32) | (0xFFFFFFFF - ids)
-
-
-def unpacked(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The float32 values and int64 ids of `ordered_keys`."""
-    ordered = (keys >> 32).to(torch.int32)
-    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32), 0xFFFFFFFF - (keys & 0xFFFFFFFF)

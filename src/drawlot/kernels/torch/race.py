@@ -1,29 +1,39 @@
 """The draw: a race over tiles of 128 ids, then a race inside the winning tile."""
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from drawlot import rng
 from drawlot.kernels.inputs import RowParams
+from drawlot.kernels.torch.scan import FloatArray, IntArray, on_host
 from drawlot.rng import Stream
 
 
-def race(ids: Tensor, z: Tensor, params: RowParams, stream: Stream) -> Tensor:
-    """int64 [N]: the id with the largest z + noise in each row, the lower id among equals.
+class NoiseKeys:
+    """What the noise of each row is a function of, beside stream and id."""
 
-    Args:
-        ids: int64 [N, M], tile or token ids.
-        z: float32 or float64 [N, M], the noise takes its dtype; -inf never wins beside a finite entry.
-        params: Of these rows.
-        stream: The purpose of the draw.
-    """
-    seed, position, choice, row = (field.unsqueeze(1) for field in params[4:])
-    noise = rng.gumbel_noise(ids, seed, position, stream, choice, row, wide=z.dtype == torch.float64)
-    return first_largest(ids, z + noise)
+    def __init__(self, params: RowParams) -> None:
+        # uint64, in the order that `rng.gumbel_noise` takes them, its stream apart.
+        self._columns = [on_host(column).view(np.uint64) for column in params[4:]]
 
+    def race(self, rows: IntArray, ids: IntArray, z: FloatArray, stream: Stream) -> IntArray:
+        """The winning id of each row: the largest z + noise, the lower id among equals.
 
-def first_largest(ids: Tensor, keys: Tensor) -> Tensor:
-    """int64 [N]: the lowest of the ids [N, M] whose key [N, M] is the row's largest."""
-    # torch.argmax leaves open which of several largest entries it returns.
-    largest = keys == keys.amax(1, keepdim=True)
-    return torch.where(largest, ids, torch.iinfo(torch.int64).max).amin(1)
+        Args:
+            rows: int64 [E], ascending, each of 0 .. N - 1 at least once.
+            ids: int64 [E], tile or token ids, ascending within a row.
+            z: float32 or float64 [E]; the noise takes its dtype.
+            stream: The purpose of the draw.
+
+        Returns:
+            int64 [N].
+        """
+        n = len(self._columns[0])
+        if len(rows) == n:
+            return ids  # nobody to race with
+        seed, position, choice, row = (column[rows] for column in self._columns)
+        wide = z.dtype == np.float64
+        keys = z + rng.gumbel_noise(ids.view(np.uint64), seed, position, stream, choice, row, wide=wide)
+        best = np.maximum.reduceat(keys, np.searchsorted(rows, np.arange(n)))
+        winners = np.flatnonzero(keys == best[rows])
+        first = np.searchsorted(rows[winners], np.arange(n))
+        return ids[winners[first]]

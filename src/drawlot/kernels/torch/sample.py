@@ -1,18 +1,57 @@
 """Rows of logits to tokens, in the order of stages that the reference declares."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from drawlot.kernels.inputs import SMALLEST_TEMPERATURE, TILE, Edits, LogprobsWanted, RowParams, SampledRows
 from drawlot.kernels.torch import filters
 from drawlot.kernels.torch.edits import as_tiles, grammar_masked, row_values
+from drawlot.kernels.torch.filters import Cut, Filters
 from drawlot.kernels.torch.logprobs import row_logprobs
-from drawlot.kernels.torch.race import first_largest, race
-from drawlot.kernels.torch.scan import gather_tiles, log_total, tile_log_masses, tile_maxima, token_ids_of
-from drawlot.outputs import RowStatus, RowSummary
+from drawlot.kernels.torch.race import NoiseKeys
+from drawlot.kernels.torch.scan import IntArray, log_total, on_host, tile_log_masses, tile_maxima, tiles_at_least
+from drawlot.outputs import RowStatus
 from drawlot.rng import Stream
 
 _CHUNK = 1 << 22  # elements worked on at once: bounds the extra memory, whatever the number of rows
+
+
+class Rows(NamedTuple):
+    """Rows of a chunk, with what the scan left behind."""
+
+    values: Tensor
+    """float32 [N, T, 128]"""
+    maxima: Tensor
+    """float32 [N, T], of the tiles"""
+    row_max: Tensor
+    """float32 [N], finite"""
+    scale: Tensor
+    """float32 [N], 1 / temperature"""
+    params: RowParams
+    wide: bool
+
+    def pick(self, index: IntArray) -> "Rows":
+        """Some of the rows, without a copy where they are all."""
+        if len(index) == len(self.row_max):
+            return self
+        at = torch.from_numpy(index).to(self.values.device)
+        params = RowParams(*(column[at] for column in self.params))
+        return Rows(self.values[at], self.maxima[at], self.row_max[at], self.scale[at], params, self.wide)
+
+
+class Won(NamedTuple):
+    """The tile that won in each row, and the row's summary; on the host."""
+
+    tile: IntArray
+    log_mass: NDArray[np.float64]
+    """log of the kept tokens' sum of exp(z); 0 for greedy rows"""
+    cut_value: NDArray[np.float32]
+    cut_id: IntArray
 
 
 def sample_rows(
@@ -26,7 +65,7 @@ def sample_rows(
     parts = []
     for start in range(0, n, step):
         stop = min(n, start + step)
-        part = RowParams(*(field[start:stop] for field in params))
+        part = RowParams(*(column[start:stop] for column in params))
         part_wanted = wanted and wanted.rows(start, stop)
         parts.append(_sample_chunk(logits[start:stop], part, edits.rows(start, stop), part_wanted, wide))
     tokens, status = torch.cat([p.token_ids for p in parts]), torch.cat([p.status for p in parts])
@@ -39,114 +78,149 @@ def sample_rows(
 def _sample_chunk(
     logits: Tensor, params: RowParams, edits: Edits, wanted: LogprobsWanted | None, wide: bool
 ) -> SampledRows:
+    device = logits.device
     raw = as_tiles(logits)
     masked = grammar_masked(raw, edits)
     values = row_values(masked, edits)
     maxima = tile_maxima(values)
     row_max = maxima.amax(1)
-    edited = values is not raw
-    status = _status(row_max, tile_maxima(raw).amax(1) if edited else row_max)
-    bad = status != 0
-    if bool(bad.any()):
+    raw_maxima = maxima if values is masked else tile_maxima(masked)
+    raw_max = row_max if values is raw else tile_maxima(raw).amax(1)
+    status = _status(on_host(row_max), on_host(raw_max))
+    bad = np.flatnonzero(status)
+    if len(bad):
         # Bad rows are drawn from as if all their logits were 0, and their tokens thrown away: no other row notices.
-        values = torch.where(bad.view(-1, 1, 1), 0.0, values)
-        maxima, row_max = torch.where(bad.unsqueeze(1), 0.0, maxima), torch.where(bad, 0.0, row_max)
+        at = torch.from_numpy(bad).to(device)
+        values, maxima, row_max = (t.index_fill(0, at, 0.0) for t in (values, maxima, row_max))
     scale = (1 / params.temperature.clamp(min=SMALLEST_TEMPERATURE)).clamp(min=SMALLEST_TEMPERATURE).float()
 
-    winners, summary = _win_tiles(values, maxima, row_max, scale, params, wide)
-    tokens = _draw_inside(values, winners, row_max, scale, summary.cut_key, params, wide)
-    tokens = torch.where(bad, -1, tokens)
-    logprobs = None
+    rows = Rows(values, maxima, row_max, scale, params, wide)
+    won = _win_tiles(rows)
+    tokens = _draw_inside(rows, won)
+    tokens[bad] = -1
+    columns = None
     if wanted is not None:
-        raw_maxima = maxima if values is masked else tile_maxima(masked)
-        logprobs = row_logprobs(masked, raw_maxima, values, maxima, summary, scale, tokens, params, wanted)
-    return SampledRows(tokens, status, logprobs)
+        columns = row_logprobs(masked, raw_maxima, values, maxima, Cut(*won[2:]), won.log_mass, tokens, params, wanted)
+    return SampledRows(torch.from_numpy(tokens).to(device), torch.from_numpy(status).to(device), columns)
 
 
-def _status(row_max: Tensor, raw_max: Tensor) -> Tensor:
+def _status(row_max: NDArray[np.float32], raw_max: NDArray[np.float32]) -> NDArray[np.uint8]:
     """uint8 [N]. A NaN anywhere in a row makes its maximum NaN."""
-    good = (row_max < torch.inf) & (raw_max < torch.inf)
-    empty = torch.where(row_max == -torch.inf, int(RowStatus.EMPTY_SUPPORT), int(RowStatus.OK))
-    return torch.where(good, empty, int(RowStatus.NONFINITE)).to(torch.uint8)
+    status = np.where(row_max == -np.inf, np.uint8(RowStatus.EMPTY_SUPPORT), np.uint8(RowStatus.OK))
+    status[~((row_max < np.inf) & (raw_max < np.inf))] = RowStatus.NONFINITE
+    return status
 
 
-def _win_tiles(
-    values: Tensor, maxima: Tensor, row_max: Tensor, scale: Tensor, params: RowParams, wide: bool
-) -> tuple[Tensor, RowSummary]:
-    """The winning tile of each row, int64 [N], and the rows' summaries. Rows take the cheapest exact path."""
-    n, num_tiles = maxima.shape
+def _win_tiles(rows: Rows) -> Won:
+    """Races each row's tiles; rows take the cheapest exact path."""
+    temperature, *columns = (on_host(column) for column in rows.params[:4])
+    filters_ = Filters(*columns)
+    greedy = temperature == 0
+    filtered = ~greedy & ((filters_.top_k > 0) | (filters_.top_p < 1) | (filters_.min_p > 0))
+    listed = filtered & filters.listable(filters_, rows.maxima.shape[1])
+    paths: tuple[tuple[NDArray[np.bool_], Callable[[Rows, Filters], Won]], ...] = (
+        (greedy, _greedy_tiles),
+        (~greedy & ~filtered, _unfiltered_tiles),
+        (listed, _listed_tiles),
+        (filtered & ~listed, _whole_row_tiles),
+    )
+    taken = []
+    for mask, path in paths:
+        index = np.flatnonzero(mask)
+        if len(index):
+            taken.append((index, path(rows.pick(index), filters_.pick(index))))
+    if len(taken) == 1:
+        return taken[0][1]
+    back = np.argsort(np.concatenate([index for index, _ in taken]))
+    return Won(*(np.concatenate(column)[back] for column in zip(*(won for _, won in taken))))
+
+
+def _greedy_tiles(rows: Rows, _: Filters) -> Won:
+    """Cut after the first token of the order, which is then the only one to draw."""
+    row_max = on_host(rows.row_max)
+    tile = np.argmax(on_host(rows.maxima) == row_max[:, None], 1)
+    token = tile * TILE + np.argmax(_tile_values(rows, tile) == row_max[:, None], 1)
+    return Won(tile, np.zeros(len(tile)), row_max, token)
+
+
+def _unfiltered_tiles(rows: Rows, _: Filters) -> Won:
+    n, num_tiles = rows.maxima.shape
+    log_masses = tile_log_masses(rows.values, rows.maxima, rows.row_max, rows.scale, wide=rows.wide)
+    index, tile_ids = np.divmod(np.arange(n * num_tiles), num_tiles)
+    cut = Cut(np.full(n, -np.inf, np.float32), np.full(n, -1))
+    return _race_tiles(rows, index, tile_ids, on_host(log_masses).reshape(-1), cut)
+
+
+def _listed_tiles(rows: Rows, filters_: Filters) -> Won:
+    """Rows that are likely cut within their best tokens; those that are not go on to `_whole_row_tiles`."""
+    n = len(rows.row_max)
+    row_mass = None
+    if (filters_.top_k <= 0).any():
+        masses = on_host(tile_log_masses(rows.values, rows.maxima, rows.row_max, rows.scale))
+        row_mass = log_total(masses.reshape(-1), np.arange(n).repeat(masses.shape[1]), n)
+    cut, certified = filters.cut_from_best_tokens(
+        rows.values, rows.maxima, on_host(rows.row_max), on_host(rows.scale), row_mass, filters_
+    )
+    won = _race_cut_tiles(rows, cut)
+    rest = np.flatnonzero(~certified)
+    if len(rest):
+        exact = _whole_row_tiles(rows.pick(rest), filters_.pick(rest))
+        for name, better in exact._asdict().items():
+            getattr(won, name)[rest] = better
+    return won
+
+
+def _whole_row_tiles(rows: Rows, filters_: Filters) -> Won:
+    """Rows whose cut may lie anywhere."""
+    cuts = [
+        filters.exact_cut(x.reshape(-1), row_max, scale, int(k), float(p), float(m))
+        for x, row_max, scale, k, p, m in zip(rows.values, rows.row_max, rows.scale, *filters_)
+    ]
+    values, ids = zip(*cuts)
+    return _race_cut_tiles(rows, Cut(np.array(values, np.float32), np.array(ids)))
+
+
+def _race_cut_tiles(rows: Rows, cut: Cut) -> Won:
+    """Races the tiles that reach the cut; their masses are those of the kept tokens."""
+    index, tile_ids, values = tiles_at_least(rows.values, on_host(rows.maxima), cut.value)
     device = values.device
-    greedy = params.temperature == 0
-    filtered = ~greedy & ((params.top_k > 0) | (params.top_p < 1) | (params.min_p > 0))
-    listed = filtered & filters.listable(params)
-    winners = torch.empty(n, dtype=torch.int64, device=device)
-    log_mass = torch.zeros(n, dtype=torch.float64, device=device)
-    cut_key = torch.full((n,), filters.KEEP_ALL, dtype=torch.int64, device=device)
-    all_tiles = torch.arange(num_tiles, device=device)
-
-    def finish(rows: Tensor, tile_ids: Tensor, masses: Tensor) -> None:
-        winners[rows] = race(tile_ids, masses, _of(params, rows), Stream.TARGET_TILE)
-        log_mass[rows] = log_total(masses)
-
-    # Whole-row masses, wherever a short list cannot give them: no filters, or filters without top_k.
-    needs_mass = ~greedy & ~(listed & (params.top_k > 0))
-    rows = needs_mass.nonzero().squeeze(1)
-    whole = None
-    if len(rows):
-        whole = torch.full((n, num_tiles), -torch.inf, dtype=torch.float64 if wide else torch.float32, device=device)
-        whole[rows] = tile_log_masses(_pick(values, rows), maxima[rows], row_max[rows], scale[rows], wide=wide)
-
-    rows = (~filtered & ~greedy).nonzero().squeeze(1)
-    if len(rows) and whole is not None:
-        finish(rows, all_tiles.expand(len(rows), -1), whole[rows])
-
-    rows = greedy.nonzero().squeeze(1)
-    if len(rows):
-        winners[rows] = first_largest(all_tiles, maxima[rows])
-
-    uncut = filtered & ~listed
-    rows = listed.nonzero().squeeze(1)
-    if len(rows):
-        of_rows = _of(params, rows)
-        row_mass = None if whole is None else log_total(whole[rows])
-        found = filters.cut_from_best_tiles(
-            _pick(values, rows), maxima[rows], row_max[rows], scale[rows], row_mass, of_rows
-        )
-        masses = tile_log_masses(
-            found.values, maxima[rows].gather(1, found.tile_ids), row_max[rows], scale[rows], found.kept, wide=wide
-        )
-        cut_key[rows] = found.cut_key
-        finish(rows, found.tile_ids, masses)
-        uncut[rows[~found.certified]] = True
-
-    for row in uncut.nonzero().squeeze(1):
-        one = row.unsqueeze(0)
-        k, p, m = (field[row].item() for field in params[1:4])
-        key = filters.exact_cut(values[row].flatten(), row_max[row], scale[row], int(k), p, m)
-        kept = filters.kept_by_key(values[one], key.unsqueeze(0))
-        masses = tile_log_masses(values[one], maxima[one], row_max[one], scale[one], kept, wide=wide)
-        cut_key[row] = key
-        finish(one, all_tiles.unsqueeze(0), masses)
-    return winners, RowSummary(row_max, log_mass, cut_key)
+    at, tile = torch.from_numpy(index).to(device), torch.from_numpy(tile_ids).to(device)
+    # Each tile is a row of its own here, its token ids counted from its first.
+    own_cut = (
+        torch.from_numpy(cut.value).to(device)[at],
+        torch.from_numpy(cut.id).to(device)[at] - tile * TILE,
+    )
+    log_masses = tile_log_masses(
+        values.unsqueeze(1),
+        rows.maxima[at, tile].unsqueeze(1),
+        rows.row_max[at],
+        rows.scale[at],
+        own_cut,
+        wide=rows.wide,
+    )
+    return _race_tiles(rows, index, tile_ids, on_host(log_masses).reshape(-1), cut)
 
 
-def _draw_inside(
-    values: Tensor, winners: Tensor, row_max: Tensor, scale: Tensor, cut_key: Tensor, params: RowParams, wide: bool
-) -> Tensor:
-    """The drawn token of each row, int64 [N], from its winning tile [N]."""
-    x = gather_tiles(values, winners.unsqueeze(1)).squeeze(1)
-    ids = token_ids_of(winners)
-    kept = filters.kept_in_tile(x, ids, cut_key)
-    z = (x.to(torch.float64 if wide else torch.float32) - row_max.unsqueeze(1)) * scale.unsqueeze(1)
-    tokens = race(ids, torch.where(kept, z, -torch.inf), params, Stream.TARGET_TOKEN)
-    greedy = params.temperature == 0
-    return torch.where(greedy, first_largest(ids, x), tokens)
+def _race_tiles(rows: Rows, index: IntArray, tile_ids: IntArray, log_masses: NDArray[Any], cut: Cut) -> Won:
+    tile = NoiseKeys(rows.params).race(index, tile_ids, log_masses, Stream.TARGET_TILE)
+    return Won(tile, log_total(log_masses, index, len(tile)), cut.value, cut.id)
 
 
-def _of(params: RowParams, rows: Tensor) -> RowParams:
-    return params if len(rows) == len(params.seed) else RowParams(*(field[rows] for field in params))
+def _draw_inside(rows: Rows, won: Won) -> IntArray:
+    """The drawn token of each row, from its winning tile."""
+    x = _tile_values(rows, won.tile)
+    ids = won.tile[:, None] * TILE + np.arange(TILE)
+    value, last = won.cut_value[:, None], won.cut_id[:, None]
+    kept = ((x > value) | ((x == value) & (ids <= last))) & (x > -np.inf)
+    index, lanes = np.nonzero(kept)
+    x = x[index, lanes].astype(np.float64 if rows.wide else np.float32)
+    z = (x - on_host(rows.row_max)[index]) * on_host(rows.scale)[index]
+    return NoiseKeys(rows.params).race(index, won.tile[index] * TILE + lanes, z, Stream.TARGET_TOKEN)
 
 
-def _pick(tiles: Tensor, rows: Tensor) -> Tensor:
-    """Some rows of the tiles, without a copy where they are all."""
-    return tiles if len(rows) == len(tiles) else tiles[rows]
+def _tile_values(rows: Rows, tile: IntArray) -> NDArray[np.float32]:
+    """float32 [N, 128]: one tile of each row."""
+    device = rows.values.device
+    at = torch.arange(len(tile), device=device)
+    values: NDArray[np.float32] = on_host(rows.values[at, torch.from_numpy(tile).to(device)])
+    return values

@@ -91,9 +91,9 @@ class PagedBatch:
             context = group.contexts[window]
             count = group.num_requests
             # [B, H, Q, D] and [B, G, L, D]
-            q = query[0, :, group.rows].unflatten(1, (count, -1)).transpose(0, 1)
-            k = pool.keys.index_select(0, context.blocks).unflatten(0, (count, -1)).flatten(1, 2).transpose(1, 2)
-            v = pool.values.index_select(0, context.blocks).unflatten(0, (count, -1)).flatten(1, 2).transpose(1, 2)
+            q = query[0, :, group.rows].view(query.shape[1], count, -1, query.shape[3]).transpose(0, 1)
+            k = pool.keys.index_select(0, context.blocks).view(count, -1, *pool.keys.shape[2:]).transpose(1, 2)
+            v = pool.values.index_select(0, context.blocks).view(count, -1, *pool.values.shape[2:]).transpose(1, 2)
             if softcap is None and sinks is None:
                 out = _attend(q, k, v, context.mask, scale)
             else:
@@ -102,7 +102,9 @@ class PagedBatch:
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0)
 
 
-def causal_mask(starts: Tensor, firsts: Tensor, q_len: int, k_len: int, window: int | None, dtype: torch.dtype) -> Tensor:
+def causal_mask(
+    starts: Tensor, firsts: Tensor, q_len: int, k_len: int, window: int | None, dtype: torch.dtype
+) -> Tensor:
     """The mask of a group whose new tokens begin at `starts` [B] and whose gathered keys at `firsts` [B].
 
     Returns:

@@ -43,7 +43,7 @@ class Staging:
         flat = torch.from_numpy(np.concatenate([array.ravel() for array in self._arrays]))
         if device.type == "cuda":
             flat = flat.pin_memory().to(device, non_blocking=True)
-        parts = flat.split([array.size for array in self._arrays])
+        parts = flat.split_with_sizes([array.size for array in self._arrays])
         return [part.view(array.shape) for part, array in zip(parts, self._arrays)]
 
 

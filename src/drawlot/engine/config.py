@@ -89,9 +89,7 @@ def _num_kv_blocks(
 ) -> int:
     """As many as the longest requests could use, within a share of the memory."""
     a_token = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in limits.layers) * dtype.itemsize
-    if device.type == "cuda":
-        budget = int(torch.cuda.mem_get_info(device)[0] * _GPU_CACHE_SHARE)
-    else:
-        budget = _CPU_CACHE_BYTES
+    on_gpu = device.type == "cuda"
+    budget = int(torch.cuda.mem_get_info(device)[0] * _GPU_CACHE_SHARE) if on_gpu else _CPU_CACHE_BYTES
     usable = args.max_num_seqs * -(-max_model_len // args.block_size)
     return max(1, min(usable, budget // (a_token * args.block_size)))

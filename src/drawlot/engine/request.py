@@ -18,8 +18,10 @@ class Request:
     params: SamplingParams
     max_tokens: int
     """No more than the model's context leaves"""
+    stop_token_ids: frozenset[int] = frozenset()
+    """End-of-text ids included, unless ignored"""
     eos_token_ids: frozenset[int] = frozenset()
-    """Those that end this request"""
+    """Those of `stop_token_ids` that are no `stop_reason`"""
     bad_words_token_ids: Sequence[Sequence[int]] = ()
     label_token_ids: Sequence[int] = ()
     """Of a scoring request: nothing is drawn"""

@@ -9,15 +9,15 @@ from drawlot.engine.request import Choice
 
 
 class Chunk(NamedTuple):
-    """Tokens num_computed .. num_computed + count of a choice."""
+    """Tokens num_computed .. num_computed + num_tokens of a choice."""
 
     choice: Choice
-    count: int
+    num_tokens: int
 
     @property
     def end(self) -> int:
         """Tokens computed after the step."""
-        return self.choice.num_computed + self.count
+        return self.choice.num_computed + self.num_tokens
 
     @property
     def draws(self) -> bool:

@@ -68,7 +68,9 @@ def examine(model: Any, name: str) -> Anatomy:
     config = model.config.get_text_config()
     vocab_size = config.vocab_size
     sequences = [[(7919 * (i + 1) + 31 * s) % vocab_size for i in range(n)] for s, n in enumerate(_LENGTHS)]
-    expected = [model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0] for ids in sequences]
+    expected = [
+        model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0] for ids in sequences
+    ]
     model.set_attn_implementation(ATTENTION)
     what = f"{name}: model type {config.model_type!r}"
     if model.config._attn_implementation != ATTENTION:
@@ -78,12 +80,16 @@ def examine(model: Any, name: str) -> Anatomy:
     pools = allocate_pools(anatomy.layers, 5, _BLOCK_SIZE, model.dtype, model.device)
     worst = 0.0
     for step in _STEPS:
-        logits, spans = _forward(model, pools, set(anatomy.windows), [Span(s, a, sequences[s][a:b]) for s, a, b in step])
+        logits, spans = _forward(
+            model, pools, set(anatomy.windows), [Span(s, a, sequences[s][a:b]) for s, a, b in step]
+        )
         wanted = torch.cat([expected[span.row][span.start : span.end] for span in spans])
         worst = max(worst, float((logits - wanted).abs().max() / wanted.abs().max()))
     # Written so that NaN fails.
     if not worst <= _TOLERANCE[model.dtype]:
-        raise ModelError(f"{what} gives other logits with paged attention than with its own (relative error {worst:.1e})")
+        raise ModelError(
+            f"{what} gives other logits with paged attention than with its own (relative error {worst:.1e})"
+        )
     return anatomy
 
 

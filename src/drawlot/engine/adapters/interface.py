@@ -44,9 +44,7 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """Attention of one layer over a flat batch; the mask is in `paged`."""
     layer: int = module.layer_idx  # type: ignore[assignment]
-    out = paged.attend(
-        layer, query, key, value, scale=scaling, window=sliding_window, softcap=softcap, sinks=s_aux
-    )
+    out = paged.attend(layer, query, key, value, scale=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
     return out, None
 
 

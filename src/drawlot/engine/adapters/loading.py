@@ -47,7 +47,9 @@ def load(args: EngineArgs) -> LoadedModel:
             attn_implementation="eager",
         )
     if getattr(model, "_is_stateful", False):
-        raise ModelError(f"{args.model}: model type {config.model_type!r} keeps recurrent state, which is not supported")
+        raise ModelError(
+            f"{args.model}: model type {config.model_type!r} keeps recurrent state, which is not supported"
+        )
     model.eval().to(device)
     anatomy = examine(model, args.model)
     limits = ModelLimits(
@@ -109,9 +111,9 @@ def _eos_token_ids(model: Any, vocab_size: int) -> frozenset[int]:
 def _quiet_unless_terminal() -> Iterator[None]:
     shown = transformers_logging.is_progress_bar_enabled()
     if not sys.stderr.isatty():
-        transformers_logging.disable_progress_bar()
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if shown:
-            transformers_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

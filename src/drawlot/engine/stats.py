@@ -1,0 +1,25 @@
+"""Where an engine's time goes."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Sums since the engine was built.
+
+    On a GPU the times are the host's: work that is still queued shows up at the copy of results, in sampling.
+    """
+
+    steps: int = 0
+    preemptions: int = 0
+    computed_tokens: int = 0
+    """Tokens that went through the model, recomputed ones included"""
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens taken from the prefix cache instead"""
+    forward_seconds: float = 0.0
+    sampling_seconds: float = 0.0
+    """Draws, logprobs and the copy of results"""
+    detokenize_seconds: float = 0.0
+    bookkeeping_seconds: float = 0.0
+    """The rest of a step: scheduling, metadata, outputs"""

@@ -74,6 +74,7 @@ def _line(result: NDArray[np.float64], order: NDArray[np.int64], i: int, token: 
     chosen = custom if len(custom) else order[: int(wanted.num_top[i])]
     ids, values = np.full(wanted.columns, -1, np.int64), np.full(wanted.columns, -np.inf, np.float32)
     ids[0], ids[1 : 1 + len(chosen)] = token, chosen
-    values[: 1 + len(chosen)] = result[ids[: 1 + len(chosen)]]
+    with np.errstate(over="ignore"):
+        values[: 1 + len(chosen)] = result[ids[: 1 + len(chosen)]]
     before = np.flatnonzero(order == token)
     return ids, values, int(before[0]) + 1 if len(before) else len(order) + 1

@@ -47,8 +47,8 @@ def cut_from_best_tokens(
     tiles: Tensor,
     maxima: Tensor,
     row_max: NDArray[np.float32],
-    scale: NDArray[np.float32],
-    log_mass: NDArray[np.float64] | None,
+    temperature: NDArray[np.float64],
+    row_mass: NDArray[np.float64] | None,
     filters: Filters,
 ) -> tuple[Cut, NDArray[np.bool_]]:
     """Cuts rows within the list of all their tokens above a line.
@@ -57,8 +57,8 @@ def cut_from_best_tokens(
     is certified if what its other filters keep lies above the line of its 64th largest tile maximum.
 
     Args:
-        tiles: float32 [N, T, 128]; maxima: float32 [N, T]; row_max and scale: [N].
-        log_mass: [N], log of the whole rows' sum of exp(z); None if every row has top_k.
+        tiles: float32 [N, T, 128]; maxima: float32 [N, T]; row_max and temperature: [N].
+        row_mass: [N], the whole rows' sum of exp(z); None if every row has top_k.
         filters: Of these rows, `listable`.
 
     Returns:
@@ -76,10 +76,9 @@ def cut_from_best_tokens(
 
     count = np.where(has_k, np.minimum(filters.top_k, listed), listed)
     limited = has_k | (line == -np.inf)
-    z = (tokens.values - row_max[tokens.rows]) * scale[tokens.rows]
+    z = (tokens.values.astype(np.float64) - row_max[tokens.rows]) / temperature[tokens.rows]
     if (filters.min_p > 0).any():
-        with np.errstate(divide="ignore"):
-            floor = np.log(filters.min_p).astype(np.float32)
+        floor = np.log(filters.min_p)
         above = np.add.reduceat((z >= floor[tokens.rows]).astype(np.int64), starts[:-1])
         limited |= above < listed
         count = np.minimum(count, above)
@@ -87,26 +86,27 @@ def cut_from_best_tokens(
     if (filters.top_p < 1).any():
         column = np.arange(len(z)) - starts[tokens.rows]
         mass = np.zeros((n, listed.max()))
-        mass[tokens.rows, column] = np.exp(z.astype(np.float64))
+        mass[tokens.rows, column] = np.exp(z)
         mass = mass.cumsum(1)
         total = mass[np.arange(n), count - 1]
-        if log_mass is not None:
-            total = np.where(limited, total, np.exp(log_mass))
+        if row_mass is not None:
+            total = np.where(limited, total, row_mass)
         needed = (mass < (filters.top_p * total)[:, None]).sum(1) + 1
         crossed = (filters.top_p < 1) & (needed <= count)
         count = np.where(crossed, needed, count)
-        certified = limited | crossed
+        # top_p counts what min_p keeps: where the list ends above the min-p line, that mass is not known.
+        certified = limited | (crossed & (filters.min_p == 0))
     last = starts[:-1] + np.maximum(count, 1) - 1
     return Cut(tokens.values[last], tokens.ids[last]), certified
 
 
 def exact_cut(
-    values: Tensor, row_max: Tensor, scale: Tensor, top_k: int, top_p: float, min_p: float
+    values: Tensor, row_max: float, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[float, int]:
     """The cut of one row of any shape, from counts and masses of 2^16 buckets of values; the row is not sorted.
 
     Args:
-        values: float32 [V]; row_max and scale: float32 scalars.
+        values: float32 [V]; row_max: the largest; temperature: > 0.
         top_k: 0 is off; top_p: 1 is off; min_p: 0 is off.
 
     Returns:
@@ -116,7 +116,7 @@ def exact_cut(
     ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     bucket = 32767 - (ascending >> 16)  # best first
     counts = torch.bincount(bucket, minlength=1 << 16).cumsum(0)
-    z = (values - row_max) * scale
+    z = (values.to(torch.float64) - row_max) / temperature
     count = int((values > -torch.inf).count_nonzero())
     if top_k > 0:
         count = min(count, top_k)
@@ -130,7 +130,7 @@ def exact_cut(
         return ids[order], int(counts[index - 1]) if index else 0
 
     if top_p < 1:
-        fixed = z.exp_().to(torch.float64).mul_(_FIXED_POINT).round_().to(torch.int64)
+        fixed = z.exp_().mul_(_FIXED_POINT).round_().to(torch.int64)
         masses = torch.zeros(1 << 16, dtype=torch.int64, device=values.device)
         masses = masses.index_add_(0, bucket, fixed).cumsum(0)
 

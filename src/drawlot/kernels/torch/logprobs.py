@@ -12,9 +12,9 @@ from drawlot.kernels.torch.scan import (
     IntArray,
     in_order,
     kth_largest_tile,
-    log_total,
     on_host,
-    tile_log_masses,
+    rows_of,
+    tile_masses,
     tile_maxima,
     tiles_at_least,
     tokens_at_least,
@@ -38,7 +38,7 @@ def row_logprobs(
     values: Tensor,
     maxima: Tensor,
     cut: Cut,
-    log_mass: NDArray[np.float64],
+    mass: NDArray[np.float64],
     tokens: IntArray,
     params: RowParams,
     wanted: LogprobsWanted,
@@ -49,7 +49,7 @@ def row_logprobs(
         raw: float32 [N, T, 128], logits with the grammar bitmask alone; raw_maxima: their tile maxima [N, T].
         values: float32 [N, T, 128], the values of stage 2; maxima: their tile maxima [N, T].
         cut: Of the drawn rows.
-        log_mass: [N], log of the kept tokens' sum of exp(z).
+        mass: [N], the kept tokens' sum of exp(z).
         tokens: [N], -1 for a bad row.
         params: Of all rows.
         wanted: Of all rows.
@@ -61,32 +61,31 @@ def row_logprobs(
     temperature = np.where(greedy, 1.0, np.maximum(temperature, SMALLEST_TEMPERATURE))
     if greedy.any():
         # Greedy rows: the values at T = 1, no filters.
-        log_mass = np.where(greedy, _log_mass(values, maxima, wanted.mode), log_mass)
+        mass = np.where(greedy, _mass(values, maxima, wanted.mode), mass)
         cut = Cut(np.where(greedy, np.float32(-np.inf), cut.value), np.where(greedy, -1, cut.id))
-    return _columns(values, maxima, cut, log_mass, temperature, tokens, wanted)
+    return _columns(values, maxima, cut, mass, temperature, tokens, wanted)
 
 
 def _raw_columns(tiles: Tensor, maxima: Tensor, tokens: IntArray, wanted: LogprobsWanted) -> Columns:
     n = len(tokens)
     cut = Cut(np.full(n, -np.inf, np.float32), np.full(n, -1))
-    return _columns(tiles, maxima, cut, _log_mass(tiles, maxima, wanted.mode), np.ones(n), tokens, wanted)
+    return _columns(tiles, maxima, cut, _mass(tiles, maxima, wanted.mode), np.ones(n), tokens, wanted)
 
 
-def _log_mass(tiles: Tensor, maxima: Tensor, mode: str) -> NDArray[np.float64]:
-    """[N]: log of the rows' sum of exp(value - maximum); 0 in the logits modes, which need none."""
-    n, num_tiles = maxima.shape
+def _mass(tiles: Tensor, maxima: Tensor, mode: str) -> NDArray[np.float64]:
+    """[N]: the rows' sum of exp(value - maximum); 1 in the logits modes, which need none."""
     if mode.endswith("logits"):
-        return np.zeros(n)
-    masses = on_host(tile_log_masses(tiles, maxima, maxima.amax(1), None))
+        return np.ones(len(tiles))
+    masses = tile_masses(tiles, maxima, maxima.amax(1), None)
     with np.errstate(invalid="ignore"):  # bad rows
-        return log_total(masses.reshape(-1), np.arange(n).repeat(num_tiles), n)
+        return masses.totals(rows_of(tiles), len(tiles))
 
 
 def _columns(
     tiles: Tensor,
     maxima: Tensor,
     cut: Cut,
-    log_mass: NDArray[np.float64],
+    mass: NDArray[np.float64],
     temperature: NDArray[np.float64],
     tokens: IntArray,
     wanted: LogprobsWanted,
@@ -113,7 +112,7 @@ def _columns(
         else:
             row_max = on_host(maxima.amax(1))
             z = (x.astype(np.float64) - row_max[:, None]) / temperature[:, None]
-            result = z - log_mass[:, None]
+            result = z - np.log(mass)[:, None]
     result = np.where(kept, result, -np.inf).astype(np.float32)
     ranks = _ranks(tiles, maxima, np.where(use, x[:, 0], np.float32(np.inf)), tokens)
     ranks = np.where(use, ranks, 0)
@@ -133,7 +132,7 @@ def _top_tokens(
     tokens = in_order(tokens_at_least(tiles, on_host(maxima), line))
     column = np.arange(len(tokens.rows)) - np.searchsorted(tokens.rows, np.arange(n))[tokens.rows]
     kept = (tokens.values > cut.value[tokens.rows]) | (tokens.ids <= cut.id[tokens.rows])
-    chosen = kept & (column < num_top[tokens.rows])
+    chosen = kept & use[tokens.rows] & (column < num_top[tokens.rows])
     top = np.full((n, columns), -1)
     top[tokens.rows[chosen], column[chosen]] = tokens.ids[chosen]
     return top

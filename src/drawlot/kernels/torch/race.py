@@ -11,8 +11,9 @@ from drawlot.rng import Stream
 class NoiseKeys:
     """What the noise of each row is a function of, beside stream and id."""
 
-    def __init__(self, params: RowParams) -> None:
+    def __init__(self, params: RowParams, *, wide: bool) -> None:
         # uint64, in the order that `rng.gumbel_noise` takes them, its stream apart.
+        self._wide = wide
         self._columns = [on_host(column).view(np.uint64) for column in params[4:]]
 
     def race(self, rows: IntArray, ids: IntArray, z: FloatArray, stream: Stream) -> IntArray:
@@ -21,7 +22,7 @@ class NoiseKeys:
         Args:
             rows: int64 [E], ascending, each of 0 .. N - 1 at least once.
             ids: int64 [E], tile or token ids, ascending within a row.
-            z: float32 or float64 [E]; the noise takes its dtype.
+            z: [E]; noise is added in float64, so that no draw is lost to rounding.
             stream: The purpose of the draw.
 
         Returns:
@@ -31,8 +32,8 @@ class NoiseKeys:
         if len(rows) == n:
             return ids  # nobody to race with
         seed, position, choice, row = (column[rows] for column in self._columns)
-        wide = z.dtype == np.float64
-        keys = z + rng.gumbel_noise(ids.view(np.uint64), seed, position, stream, choice, row, wide=wide)
+        noise = rng.gumbel_noise(ids.view(np.uint64), seed, position, stream, choice, row, wide=self._wide)
+        keys = z.astype(np.float64) + noise
         best = np.maximum.reduceat(keys, np.searchsorted(rows, np.arange(n)))
         winners = np.flatnonzero(keys == best[rows])
         first = np.searchsorted(rows[winners], np.arange(n))

@@ -1,7 +1,7 @@
 """Rows of logits to tokens, in the order of stages that the reference declares."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from drawlot.kernels.torch.edits import as_tiles, grammar_masked, row_values
 from drawlot.kernels.torch.filters import Cut, Filters
 from drawlot.kernels.torch.logprobs import row_logprobs
 from drawlot.kernels.torch.race import NoiseKeys
-from drawlot.kernels.torch.scan import IntArray, log_total, on_host, tile_log_masses, tile_maxima, tiles_at_least
+from drawlot.kernels.torch.scan import IntArray, TileMasses, on_host, rows_of, tile_masses, tile_maxima, tiles_at_least
 from drawlot.outputs import RowStatus
 from drawlot.rng import Stream
 
@@ -48,8 +48,8 @@ class Won(NamedTuple):
     """The tile that won in each row, and the row's summary; on the host."""
 
     tile: IntArray
-    log_mass: NDArray[np.float64]
-    """log of the kept tokens' sum of exp(z); 0 for greedy rows"""
+    mass: NDArray[np.float64]
+    """The kept tokens' sum of exp(z); 1 for greedy rows"""
     cut_value: NDArray[np.float32]
     cut_id: IntArray
 
@@ -75,6 +75,7 @@ def sample_rows(
     return SampledRows(tokens, status, (ids, values, ranks))
 
 
+@np.errstate(over="ignore", divide="ignore")  # tiny temperatures send z to -inf, and log(0) is -inf: both are meant
 def _sample_chunk(
     logits: Tensor, params: RowParams, edits: Edits, wanted: LogprobsWanted | None, wide: bool
 ) -> SampledRows:
@@ -100,7 +101,7 @@ def _sample_chunk(
     tokens[bad] = -1
     columns = None
     if wanted is not None:
-        columns = row_logprobs(masked, raw_maxima, values, maxima, Cut(*won[2:]), won.log_mass, tokens, params, wanted)
+        columns = row_logprobs(masked, raw_maxima, values, maxima, Cut(*won[2:]), won.mass, tokens, params, wanted)
     return SampledRows(torch.from_numpy(tokens).to(device), torch.from_numpy(status).to(device), columns)
 
 
@@ -140,15 +141,14 @@ def _greedy_tiles(rows: Rows, _: Filters) -> Won:
     row_max = on_host(rows.row_max)
     tile = np.argmax(on_host(rows.maxima) == row_max[:, None], 1)
     token = tile * TILE + np.argmax(_tile_values(rows, tile) == row_max[:, None], 1)
-    return Won(tile, np.zeros(len(tile)), row_max, token)
+    return Won(tile, np.ones(len(tile)), row_max, token)
 
 
 def _unfiltered_tiles(rows: Rows, _: Filters) -> Won:
     n, num_tiles = rows.maxima.shape
-    log_masses = tile_log_masses(rows.values, rows.maxima, rows.row_max, rows.scale, wide=rows.wide)
-    index, tile_ids = np.divmod(np.arange(n * num_tiles), num_tiles)
+    masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale, wide=rows.wide)
     cut = Cut(np.full(n, -np.inf, np.float32), np.full(n, -1))
-    return _race_tiles(rows, index, tile_ids, on_host(log_masses).reshape(-1), cut)
+    return _race_tiles(rows, rows_of(rows.values), np.tile(np.arange(num_tiles), n), masses, cut)
 
 
 def _listed_tiles(rows: Rows, filters_: Filters) -> Won:
@@ -156,10 +156,10 @@ def _listed_tiles(rows: Rows, filters_: Filters) -> Won:
     n = len(rows.row_max)
     row_mass = None
     if (filters_.top_k <= 0).any():
-        masses = on_host(tile_log_masses(rows.values, rows.maxima, rows.row_max, rows.scale))
-        row_mass = log_total(masses.reshape(-1), np.arange(n).repeat(masses.shape[1]), n)
+        masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale)
+        row_mass = masses.totals(rows_of(rows.values), n)
     cut, certified = filters.cut_from_best_tokens(
-        rows.values, rows.maxima, on_host(rows.row_max), on_host(rows.scale), row_mass, filters_
+        rows.values, rows.maxima, on_host(rows.row_max), _temperature(rows), row_mass, filters_
     )
     won = _race_cut_tiles(rows, cut)
     rest = np.flatnonzero(~certified)
@@ -173,8 +173,8 @@ def _listed_tiles(rows: Rows, filters_: Filters) -> Won:
 def _whole_row_tiles(rows: Rows, filters_: Filters) -> Won:
     """Rows whose cut may lie anywhere."""
     cuts = [
-        filters.exact_cut(x.reshape(-1), row_max, scale, int(k), float(p), float(m))
-        for x, row_max, scale, k, p, m in zip(rows.values, rows.row_max, rows.scale, *filters_)
+        filters.exact_cut(x.reshape(-1), float(row_max), float(temperature), int(k), float(p), float(m))
+        for x, row_max, temperature, k, p, m in zip(rows.values, rows.row_max, _temperature(rows), *filters_)
     ]
     values, ids = zip(*cuts)
     return _race_cut_tiles(rows, Cut(np.array(values, np.float32), np.array(ids)))
@@ -190,7 +190,7 @@ def _race_cut_tiles(rows: Rows, cut: Cut) -> Won:
         torch.from_numpy(cut.value).to(device)[at],
         torch.from_numpy(cut.id).to(device)[at] - tile * TILE,
     )
-    log_masses = tile_log_masses(
+    masses = tile_masses(
         values.unsqueeze(1),
         rows.maxima[at, tile].unsqueeze(1),
         rows.row_max[at],
@@ -198,12 +198,12 @@ def _race_cut_tiles(rows: Rows, cut: Cut) -> Won:
         own_cut,
         wide=rows.wide,
     )
-    return _race_tiles(rows, index, tile_ids, on_host(log_masses).reshape(-1), cut)
+    return _race_tiles(rows, index, tile_ids, masses, cut)
 
 
-def _race_tiles(rows: Rows, index: IntArray, tile_ids: IntArray, log_masses: NDArray[Any], cut: Cut) -> Won:
-    tile = NoiseKeys(rows.params).race(index, tile_ids, log_masses, Stream.TARGET_TILE)
-    return Won(tile, log_total(log_masses, index, len(tile)), cut.value, cut.id)
+def _race_tiles(rows: Rows, index: IntArray, tile_ids: IntArray, masses: TileMasses, cut: Cut) -> Won:
+    tile = NoiseKeys(rows.params, wide=rows.wide).race(index, tile_ids, masses.log(), Stream.TARGET_TILE)
+    return Won(tile, masses.totals(index, len(tile)), cut.value, cut.id)
 
 
 def _draw_inside(rows: Rows, won: Won) -> IntArray:
@@ -213,9 +213,14 @@ def _draw_inside(rows: Rows, won: Won) -> IntArray:
     value, last = won.cut_value[:, None], won.cut_id[:, None]
     kept = ((x > value) | ((x == value) & (ids <= last))) & (x > -np.inf)
     index, lanes = np.nonzero(kept)
-    x = x[index, lanes].astype(np.float64 if rows.wide else np.float32)
-    z = (x - on_host(rows.row_max)[index]) * on_host(rows.scale)[index]
-    return NoiseKeys(rows.params).race(index, won.tile[index] * TILE + lanes, z, Stream.TARGET_TOKEN)
+    z = (x[index, lanes].astype(np.float64) - on_host(rows.row_max)[index]) / _temperature(rows)[index]
+    keys = NoiseKeys(rows.params, wide=rows.wide)
+    return keys.race(index, won.tile[index] * TILE + lanes, z, Stream.TARGET_TOKEN)
+
+
+def _temperature(rows: Rows) -> NDArray[np.float64]:
+    temperature: NDArray[np.float64] = np.maximum(on_host(rows.params.temperature), SMALLEST_TEMPERATURE)
+    return temperature
 
 
 def _tile_values(rows: Rows, tile: IntArray) -> NDArray[np.float32]:

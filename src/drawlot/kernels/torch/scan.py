@@ -28,6 +28,26 @@ class Tokens(NamedTuple):
     values: NDArray[np.float32]
 
 
+class TileMasses(NamedTuple):
+    """The sums of exp((value - row_max) scale) over the tokens of tiles, as sum exp(shift); on the host."""
+
+    sums: FloatArray
+    """float32 or float64 [E], relative to the tile's own maximum; 0 for a tile without mass"""
+    shift: FloatArray
+    """[E], (tile maximum - row_max) scale; 0 in a row's best tile"""
+
+    def log(self) -> NDArray[np.float64]:
+        """[E], -inf for a tile without mass."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.sums.astype(np.float64)) + self.shift
+
+    def totals(self, rows: IntArray, n: int) -> NDArray[np.float64]:
+        """[n]: the mass of each row; rows [E] ascending, none missing."""
+        masses = self.sums * np.exp(self.shift.astype(np.float64))
+        totals: NDArray[np.float64] = np.add.reduceat(masses, np.searchsorted(rows, np.arange(n)))
+        return totals
+
+
 def on_host(tensor: Tensor) -> NDArray[Any]:
     """The tensor as a NumPy array; shares memory on a CPU."""
     array: NDArray[Any] = tensor.cpu().numpy()
@@ -39,7 +59,7 @@ def tile_maxima(tiles: Tensor) -> Tensor:
     return tiles.amax(2)
 
 
-def tile_log_masses(
+def tile_masses(
     tiles: Tensor,
     maxima: Tensor,
     row_max: Tensor,
@@ -47,8 +67,8 @@ def tile_log_masses(
     cut: tuple[Tensor, Tensor] | None = None,
     *,
     wide: bool = False,
-) -> Tensor:
-    """log of each tile's sum of exp((value - row_max) scale); -inf for a tile without mass.
+) -> TileMasses:
+    """Each tile's sum of exp((value - row_max) scale).
 
     Args:
         tiles: float32 [N, T, 128]; maxima: float32 [N, T], theirs; row_max: float32 [N], finite.
@@ -57,13 +77,13 @@ def tile_log_masses(
         wide: Float64 sums, for float64 races.
 
     Returns:
-        float32 or float64 [N, T].
+        E = N T masses, row by row.
     """
     n, num_tiles, _ = tiles.shape
     dtype = torch.float64 if wide else torch.float32
     sums = torch.empty(maxima.shape, dtype=dtype, device=tiles.device)
-    # An empty tile: -inf - 0 = -inf, exp = 0.
-    base = torch.where(maxima == -torch.inf, 0.0, maxima)
+    # An empty tile: -inf - row_max = -inf, exp = 0.
+    base = torch.where(maxima == -torch.inf, row_max.unsqueeze(1), maxima)
     step = min(n, max(1, _CHUNK // (num_tiles * TILE)))
     # One temporary for all chunks: fresh memory costs more than the arithmetic.
     temporary = torch.empty((step, num_tiles, TILE), dtype=dtype, device=tiles.device)
@@ -77,8 +97,10 @@ def tile_log_masses(
         if cut is not None:
             x.mul_(_kept(tiles[rows], *(part[rows] for part in cut)))
         torch.sum(x, 2, out=sums[rows])
-    shift = (base - row_max.unsqueeze(1)).to(dtype)
-    return sums.log_().add_(shift if scale is None else shift * scale.unsqueeze(1))
+    shift = base - row_max.unsqueeze(1)
+    if scale is not None:
+        shift *= scale.unsqueeze(1)
+    return TileMasses(on_host(sums).reshape(-1), on_host(shift).reshape(-1))
 
 
 def _kept(tiles: Tensor, cut_value: Tensor, cut_id: Tensor) -> Tensor:
@@ -88,11 +110,9 @@ def _kept(tiles: Tensor, cut_value: Tensor, cut_id: Tensor) -> Tensor:
     return (tiles > value).logical_or_((tiles == value).logical_and_(ids <= last))
 
 
-def log_total(log_masses: FloatArray, rows: IntArray, n: int) -> NDArray[np.float64]:
-    """float64 [n]: log of each row's sum of exp(log_masses [E]), rows [E] ascending, none missing."""
-    starts = np.searchsorted(rows, np.arange(n))
-    largest = np.maximum.reduceat(log_masses, starts).astype(np.float64)
-    return largest + np.log(np.add.reduceat(np.exp(log_masses - largest[rows]), starts))
+def rows_of(tiles: Tensor) -> IntArray:
+    """[N T]: the row of each tile of tiles [N, T, 128]."""
+    return np.arange(len(tiles)).repeat(tiles.shape[1])
 
 
 def tiles_at_least(

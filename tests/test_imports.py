@@ -1,0 +1,60 @@
+"""What `import drawlot` loads and costs: it must stay usable without the engine's dependencies, and quick."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+import drawlot
+
+HEAVY = ("transformers", "starlette", "triton", "drawlot.engine")
+
+LOADED = """
+import sys
+{statement}
+print(*[name for name in {heavy!r} if name in sys.modules])
+"""
+
+# torch itself brings in nothing of drawlot's, so what it costs is none of drawlot's business.
+SECONDS = """
+import time
+import torch
+start = time.perf_counter()
+import drawlot
+print(time.perf_counter() - start)
+"""
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def loaded_by(statement):
+    return run(LOADED.format(statement=statement, heavy=HEAVY))
+
+
+def test_the_library_loads_nothing_of_the_engine():
+    assert loaded_by("import drawlot") == loaded_by("import torch")
+
+
+def test_the_check_sees_what_it_looks_for():
+    assert loaded_by("import drawlot; drawlot.EngineArgs") == ["drawlot.engine"]
+    assert loaded_by("import types; sys.modules['triton'] = types") == ["triton"]
+
+
+def test_the_library_loads_quickly():
+    assert min(float(run(SECONDS)[0]) for _ in range(5)) < 0.2
+
+
+@pytest.mark.parametrize("name", drawlot.__all__)
+def test_every_public_name_is_there(name):
+    if importlib.util.find_spec("drawlot.engine.engine") is None and name in ("LLM", "EngineArgs"):
+        pytest.skip("the engine has not landed")
+    assert getattr(drawlot, name).__name__ == name
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Samplre'"):
+        _ = drawlot.Samplre

@@ -45,6 +45,16 @@ def tokens(outputs: Iterable[RequestOutput]) -> list[list[list[int]]]:
     return [[choice.token_ids for choice in output.outputs] for output in outputs]
 
 
+def preempt(engine: Engine) -> None:
+    """Take everything from the latest running choice, as if blocks had run out."""
+    scheduler = engine._scheduler
+    if scheduler.running:
+        latest = scheduler.running.pop()
+        engine._runner.remove(latest.row)
+        scheduler._leave(latest)
+        scheduler.waiting.appendleft(latest)
+
+
 def check_idle(engine: Engine) -> None:
     """Nothing is held: blocks, rows of the tables, requests."""
     assert not engine.has_unfinished_requests()

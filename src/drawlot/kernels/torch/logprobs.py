@@ -68,7 +68,7 @@ def row_logprobs(
 
 def _raw_columns(tiles: Tensor, maxima: Tensor, tokens: IntArray, wanted: LogprobsWanted) -> Columns:
     n = len(tokens)
-    cut = Cut(np.full(n, -np.inf, np.float32), np.full(n, -1))
+    cut = Cut.nowhere(n)
     return _columns(tiles, maxima, cut, _mass(tiles, maxima, wanted.mode), np.ones(n), tokens, wanted)
 
 
@@ -129,12 +129,14 @@ def _top_tokens(
     # More tokens than tiles are asked for: every token is listed.
     line = np.where(num_top > num_tiles, np.float32(-np.inf), line)
     line = np.where(use, np.maximum(line, cut.value), np.float32(np.inf))
-    tokens = in_order(tokens_at_least(tiles, on_host(maxima), line))
-    column = np.arange(len(tokens.rows)) - np.searchsorted(tokens.rows, np.arange(n))[tokens.rows]
-    kept = (tokens.values > cut.value[tokens.rows]) | (tokens.ids <= cut.id[tokens.rows])
-    chosen = kept & use[tokens.rows] & (column < num_top[tokens.rows])
+    rows, ids, values = tokens = tokens_at_least(tiles, on_host(maxima), line)
+    order = in_order(tokens)
+    ids, values = ids[order], values[order]
+    column = np.arange(len(rows)) - np.searchsorted(rows, np.arange(n))[rows]
+    kept = (values > cut.value[rows]) | (ids <= cut.id[rows])
+    chosen = kept & use[rows] & (column < num_top[rows])
     top = np.full((n, columns), -1)
-    top[tokens.rows[chosen], column[chosen]] = tokens.ids[chosen]
+    top[rows[chosen], column[chosen]] = ids[chosen]
     return top
 
 

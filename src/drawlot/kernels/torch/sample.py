@@ -14,7 +14,7 @@ from drawlot.kernels.torch.edits import as_tiles, grammar_masked, row_values
 from drawlot.kernels.torch.filters import Cut, Filters
 from drawlot.kernels.torch.logprobs import row_logprobs
 from drawlot.kernels.torch.race import NoiseKeys
-from drawlot.kernels.torch.scan import IntArray, TileMasses, on_host, rows_of, tile_masses, tile_maxima, tiles_at_least
+from drawlot.kernels.torch.scan import IntArray, TileMasses, on_host, rows_of, tile_masses, tile_maxima
 from drawlot.outputs import RowStatus
 from drawlot.rng import Stream
 
@@ -44,10 +44,10 @@ class Rows(NamedTuple):
         return Rows(self.values[at], self.maxima[at], self.row_max[at], self.scale[at], params, self.wide)
 
 
-class Won(NamedTuple):
-    """The tile that won in each row, and the row's summary; on the host."""
+class Drawn(NamedTuple):
+    """The tokens of some rows, and the rows' summaries; on the host."""
 
-    tile: IntArray
+    tokens: IntArray
     mass: NDArray[np.float64]
     """The kept tokens' sum of exp(z); 1 for greedy rows"""
     cut_value: NDArray[np.float32]
@@ -96,12 +96,12 @@ def _sample_chunk(
     scale = (1 / params.temperature.clamp(min=SMALLEST_TEMPERATURE)).clamp(min=SMALLEST_TEMPERATURE).float()
 
     rows = Rows(values, maxima, row_max, scale, params, wide)
-    won = _win_tiles(rows)
-    tokens = _draw_inside(rows, won)
-    tokens[bad] = -1
+    drawn = _draw(rows)
+    tokens = np.where(status == 0, drawn.tokens, -1)
     columns = None
     if wanted is not None:
-        columns = row_logprobs(masked, raw_maxima, values, maxima, Cut(*won[2:]), won.mass, tokens, params, wanted)
+        cut = Cut(drawn.cut_value, drawn.cut_id)
+        columns = row_logprobs(masked, raw_maxima, values, maxima, cut, drawn.mass, tokens, params, wanted)
     return SampledRows(torch.from_numpy(tokens).to(device), torch.from_numpy(status).to(device), columns)
 
 
@@ -112,110 +112,108 @@ def _status(row_max: NDArray[np.float32], raw_max: NDArray[np.float32]) -> NDArr
     return status
 
 
-def _win_tiles(rows: Rows) -> Won:
-    """Races each row's tiles; rows take the cheapest exact path."""
-    temperature, *columns = (on_host(column) for column in rows.params[:4])
-    filters_ = Filters(*columns)
+def _draw(rows: Rows) -> Drawn:
+    """Rows take the cheapest exact path."""
+    temperature, top_k, top_p, min_p = (on_host(column) for column in rows.params[:4])
+    row_filters = Filters(top_k, top_p, min_p)
     greedy = temperature == 0
-    filtered = ~greedy & ((filters_.top_k > 0) | (filters_.top_p < 1) | (filters_.min_p > 0))
-    listed = filtered & filters.listable(filters_, rows.maxima.shape[1])
-    paths: tuple[tuple[NDArray[np.bool_], Callable[[Rows, Filters], Won]], ...] = (
-        (greedy, _greedy_tiles),
-        (~greedy & ~filtered, _unfiltered_tiles),
-        (listed, _listed_tiles),
-        (filtered & ~listed, _whole_row_tiles),
+    filtered = ~greedy & ((top_k > 0) | (top_p < 1) | (min_p > 0))
+    listed = filtered & filters.listable(row_filters, rows.maxima.shape[1])
+    paths: tuple[tuple[NDArray[np.bool_], Callable[[Rows, Filters], Drawn]], ...] = (
+        (greedy, _greedy),
+        (~greedy & ~filtered, _unfiltered),
+        (listed, _from_list),
+        (filtered & ~listed, _from_whole_row),
     )
-    taken = []
+    parts = []
     for mask, path in paths:
         index = np.flatnonzero(mask)
         if len(index):
-            taken.append((index, path(rows.pick(index), filters_.pick(index))))
-    if len(taken) == 1:
-        return taken[0][1]
-    back = np.argsort(np.concatenate([index for index, _ in taken]))
-    return Won(*(np.concatenate(column)[back] for column in zip(*(won for _, won in taken))))
+            parts.append((index, path(rows.pick(index), row_filters.pick(index))))
+    if len(parts) == 1:
+        return parts[0][1]
+    back = np.argsort(np.concatenate([index for index, _ in parts]))
+    return Drawn(*(np.concatenate(column)[back] for column in zip(*(drawn for _, drawn in parts))))
 
 
-def _greedy_tiles(rows: Rows, _: Filters) -> Won:
-    """Cut after the first token of the order, which is then the only one to draw."""
+def _greedy(rows: Rows, _: Filters) -> Drawn:
+    """The first token of the order."""
     row_max = on_host(rows.row_max)
     tile = np.argmax(on_host(rows.maxima) == row_max[:, None], 1)
-    token = tile * TILE + np.argmax(_tile_values(rows, tile) == row_max[:, None], 1)
-    return Won(tile, np.ones(len(tile)), row_max, token)
+    tokens = tile * TILE + np.argmax(_tile_values(rows, tile) == row_max[:, None], 1)
+    return Drawn(tokens, np.ones(len(tokens)), row_max, tokens)
 
 
-def _unfiltered_tiles(rows: Rows, _: Filters) -> Won:
+def _unfiltered(rows: Rows, _: Filters) -> Drawn:
     n, num_tiles = rows.maxima.shape
     masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale, wide=rows.wide)
-    cut = Cut(np.full(n, -np.inf, np.float32), np.full(n, -1))
-    return _race_tiles(rows, rows_of(rows.values), np.tile(np.arange(num_tiles), n), masses, cut)
+    return _race(rows, rows_of(rows.values), np.tile(np.arange(num_tiles), n), masses, Cut.nowhere(n))
 
 
-def _listed_tiles(rows: Rows, filters_: Filters) -> Won:
-    """Rows that are likely cut within their best tokens; those that are not go on to `_whole_row_tiles`."""
+def _from_list(rows: Rows, row_filters: Filters) -> Drawn:
+    """Rows that are likely cut within their best tokens; those that are not take another path after all."""
     n = len(rows.row_max)
     row_mass = None
-    if (filters_.top_k <= 0).any():
+    if (row_filters.top_k <= 0).any():
         masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale)
         row_mass = masses.totals(rows_of(rows.values), n)
-    cut, certified = filters.cut_from_best_tokens(
-        rows.values, rows.maxima, on_host(rows.row_max), _temperature(rows), row_mass, filters_
+    kept, z, cut, exact, keeps_list = filters.kept_of_best_tokens(
+        rows.values, rows.maxima, on_host(rows.row_max), _temperature(rows), row_mass, row_filters
     )
-    won = _race_cut_tiles(rows, cut)
-    rest = np.flatnonzero(~certified)
-    if len(rest):
-        exact = _whole_row_tiles(rows.pick(rest), filters_.pick(rest))
-        for name, better in exact._asdict().items():
-            getattr(won, name)[rest] = better
-    return won
+    tile = kept.ids // TILE
+    first = np.flatnonzero(np.diff(kept.rows * rows.maxima.shape[1] + tile, prepend=-1))
+    mass = np.add.reduceat(np.exp(z), first)
+    keys = NoiseKeys(rows.params, wide=rows.wide)
+    with np.errstate(divide="ignore"):
+        won = keys.race(kept.rows[first], tile[first], np.log(mass), Stream.TARGET_TILE)
+    inside = tile == won[kept.rows]
+    tokens = keys.race(kept.rows[inside], kept.ids[inside], z[inside], Stream.TARGET_TOKEN)
+    row_starts = np.searchsorted(kept.rows[first], np.arange(n))
+    drawn = Drawn(tokens, np.add.reduceat(mass, row_starts), cut.value, cut.id)
+
+    # A filter that keeps everything changes nothing, to the bit: such rows race the very masses of unfiltered ones.
+    whole = keeps_list.copy()
+    whole[keeps_list] = _num_finite(rows.pick(np.flatnonzero(keeps_list))) == np.bincount(kept.rows)[keeps_list]
+    for mask, path in ((whole & exact, _unfiltered), (~exact, _from_whole_row)):
+        index = np.flatnonzero(mask)
+        if len(index):
+            again = path(rows.pick(index), row_filters.pick(index))
+            for name, better in again._asdict().items():
+                getattr(drawn, name)[index] = better
+    return drawn
 
 
-def _whole_row_tiles(rows: Rows, filters_: Filters) -> Won:
+def _from_whole_row(rows: Rows, row_filters: Filters) -> Drawn:
     """Rows whose cut may lie anywhere."""
     cuts = [
         filters.exact_cut(x.reshape(-1), float(row_max), float(temperature), int(k), float(p), float(m))
-        for x, row_max, temperature, k, p, m in zip(rows.values, rows.row_max, _temperature(rows), *filters_)
+        for x, row_max, temperature, k, p, m in zip(rows.values, rows.row_max, _temperature(rows), *row_filters)
     ]
     values, ids = zip(*cuts)
-    return _race_cut_tiles(rows, Cut(np.array(values, np.float32), np.array(ids)))
+    cut = Cut(np.array(values, np.float32), np.array(ids))
+    device = rows.values.device
+    on_device = torch.from_numpy(cut.value).to(device), torch.from_numpy(cut.id).to(device)
+    masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale, on_device, wide=rows.wide)
+    n, num_tiles = rows.maxima.shape
+    return _race(rows, rows_of(rows.values), np.tile(np.arange(num_tiles), n), masses, cut)
 
 
-def _race_cut_tiles(rows: Rows, cut: Cut) -> Won:
-    """Races the tiles that reach the cut; their masses are those of the kept tokens."""
-    index, tile_ids, values = tiles_at_least(rows.values, on_host(rows.maxima), cut.value)
-    device = values.device
-    at, tile = torch.from_numpy(index).to(device), torch.from_numpy(tile_ids).to(device)
-    # Each tile is a row of its own here, its token ids counted from its first.
-    own_cut = (
-        torch.from_numpy(cut.value).to(device)[at],
-        torch.from_numpy(cut.id).to(device)[at] - tile * TILE,
-    )
-    masses = tile_masses(
-        values.unsqueeze(1),
-        rows.maxima[at, tile].unsqueeze(1),
-        rows.row_max[at],
-        rows.scale[at],
-        own_cut,
-        wide=rows.wide,
-    )
-    return _race_tiles(rows, index, tile_ids, masses, cut)
-
-
-def _race_tiles(rows: Rows, index: IntArray, tile_ids: IntArray, masses: TileMasses, cut: Cut) -> Won:
-    tile = NoiseKeys(rows.params, wide=rows.wide).race(index, tile_ids, masses.log(), Stream.TARGET_TILE)
-    return Won(tile, masses.totals(index, len(tile)), cut.value, cut.id)
-
-
-def _draw_inside(rows: Rows, won: Won) -> IntArray:
-    """The drawn token of each row, from its winning tile."""
-    x = _tile_values(rows, won.tile)
-    ids = won.tile[:, None] * TILE + np.arange(TILE)
-    value, last = won.cut_value[:, None], won.cut_id[:, None]
-    kept = ((x > value) | ((x == value) & (ids <= last))) & (x > -np.inf)
-    index, lanes = np.nonzero(kept)
-    z = (x[index, lanes].astype(np.float64) - on_host(rows.row_max)[index]) / _temperature(rows)[index]
+def _race(rows: Rows, index: IntArray, tile_ids: IntArray, masses: TileMasses, cut: Cut) -> Drawn:
+    """Races all tiles, then the kept tokens of the winning ones."""
     keys = NoiseKeys(rows.params, wide=rows.wide)
-    return keys.race(index, won.tile[index] * TILE + lanes, z, Stream.TARGET_TOKEN)
+    tile = keys.race(index, tile_ids, masses.log(), Stream.TARGET_TILE)
+    x = _tile_values(rows, tile)
+    ids = tile[:, None] * TILE + np.arange(TILE)
+    value, last = cut.value[:, None], cut.id[:, None]
+    inside, lanes = np.nonzero(((x > value) | ((x == value) & (ids <= last))) & (x > -np.inf))
+    z = (x[inside, lanes].astype(np.float64) - on_host(rows.row_max)[inside]) / _temperature(rows)[inside]
+    tokens = keys.race(inside, tile[inside] * TILE + lanes, z, Stream.TARGET_TOKEN)
+    return Drawn(tokens, masses.totals(index, len(tile)), cut.value, cut.id)
+
+
+def _num_finite(rows: Rows) -> IntArray:
+    count: IntArray = on_host((rows.values > -torch.inf).sum((1, 2)))
+    return count
 
 
 def _temperature(rows: Rows) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[Any]
 
 _CHUNK = 1 << 17  # elements of a temporary: fits the second-level cache of a core
-_LANES = np.arange(TILE)
+_LOWEST = np.finfo(np.float32).min
 
 
 class Tokens(NamedTuple):
@@ -43,7 +43,7 @@ class TileMasses(NamedTuple):
 
     def totals(self, rows: IntArray, n: int) -> NDArray[np.float64]:
         """[n]: the mass of each row; rows [E] ascending, none missing."""
-        masses = self.sums * np.exp(self.shift.astype(np.float64))
+        masses = np.multiply(self.sums, np.exp(self.shift), dtype=np.float64)
         totals: NDArray[np.float64] = np.add.reduceat(masses, np.searchsorted(rows, np.arange(n)))
         return totals
 
@@ -119,7 +119,8 @@ def tiles_at_least(
     tiles: Tensor, maxima: NDArray[np.float32], line: NDArray[np.float32]
 ) -> tuple[IntArray, IntArray, Tensor]:
     """The tiles that hold a token of at least `line` [N]: rows [P], tile ids [P] and values [P, 128]."""
-    rows, tile_ids = np.nonzero((maxima >= line[:, None]) & (maxima > -np.inf))
+    # No token of value -inf reaches even the lowest line.
+    rows, tile_ids = np.nonzero(maxima >= np.maximum(line, _LOWEST)[:, None])
     index = torch.from_numpy(rows).to(tiles.device), torch.from_numpy(tile_ids).to(tiles.device)
     return rows, tile_ids, tiles[index]
 
@@ -128,15 +129,14 @@ def tokens_at_least(tiles: Tensor, maxima: NDArray[np.float32], line: NDArray[np
     """All tokens of at least `line` [N], but none of value -inf."""
     rows, tile_ids, values = tiles_at_least(tiles, maxima, line)
     x = on_host(values)
-    found = np.flatnonzero((x >= line[rows, None]) & (x > -np.inf))
-    pairs = found // TILE
-    return Tokens(rows[pairs], tile_ids[pairs] * TILE + found % TILE, x.reshape(-1)[found])
+    found = np.flatnonzero(x >= np.maximum(line, _LOWEST)[rows, None])
+    pairs, lanes = np.divmod(found, TILE)
+    return Tokens(rows[pairs], tile_ids[pairs] * TILE + lanes, x.reshape(-1)[found])
 
 
-def in_order(tokens: Tokens) -> Tokens:
-    """The same tokens, each row's in the order (value desc, id asc)."""
-    order = np.lexsort((-tokens.values, tokens.rows))
-    return Tokens(tokens.rows, tokens.ids[order], tokens.values[order])
+def in_order(tokens: Tokens) -> IntArray:
+    """[E]: an index that puts each row's tokens in the order (value desc, id asc), the rows as they are."""
+    return np.lexsort((-tokens.values, tokens.rows))
 
 
 def kth_largest_tile(maxima: Tensor, k: IntArray) -> NDArray[np.float32]:

@@ -47,7 +47,7 @@ class FakeEngine:
 
     def abort(self, request_id):
         self.log.append(("abort", request_id))
-        del self.running[request_id]
+        self.running.pop(request_id, None)
 
     def has_unfinished_requests(self):
         return bool(self.running)
@@ -69,7 +69,7 @@ class FakeEngine:
             output.finished = all(completion.finish_reason for completion in output.outputs)
         self.running[request_id] = (prompt, ids, params, drawn)
         if output.finished:
-            del self.running[request_id]
+            self.running.pop(request_id, None)
         return output
 
     def _completion(self, ids, params, drawn, index):

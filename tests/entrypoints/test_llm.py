@@ -36,14 +36,18 @@ def test_parameters_for_each_prompt(llm):
 @pytest.mark.parametrize(
     ("prompts", "params", "message"),
     [
-        (["ab", ""], None, "prompt: must not be empty"),
+        ("", None, "prompt: must not be empty; got ''"),
+        (["ab", ""], None, "prompts[1]: prompt: must not be empty; got ''"),
         (["ab", 3], None, "prompts: must hold texts or lists of token ids; got 3"),
         (["ab", [1.5]], None, "prompts: must hold texts or lists of token ids"),
         (7, None, "prompts: must hold texts or lists of token ids; got 7"),
-        ("\udcff", None, "prompts: must be valid Unicode"),
         (["a", "b"], [SamplingParams()], "sampling_params: must be one, or one for each prompt (2); got '1 given'"),
         ("a", {"n": 2}, "sampling_params: must be SamplingParams, or a list of them; got 'n'"),
-        (["a", "b"], [SamplingParams(), SamplingParams(stop_token_ids=[256])], "stop_token_ids: token ids must be in"),
+        (
+            ["a", "b"],
+            [SamplingParams(), SamplingParams(stop_token_ids=[256])],
+            "prompts[1]: stop_token_ids: token ids must be in",
+        ),
         ("a", SamplingParams(logprobs=21), "logprobs: must be in [0, 20]"),
     ],
 )

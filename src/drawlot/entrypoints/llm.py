@@ -10,9 +10,9 @@ from drawlot.engine.args import EngineArgs
 from drawlot.engine.engine import Engine
 from drawlot.engine.outputs import RequestOutput
 from drawlot.entrypoints.chat import Conversation, conversations, render
-from drawlot.entrypoints.prompts import Prompt, as_params, as_prompts, as_text, as_token_ids
+from drawlot.entrypoints.prompts import Prompt, as_params, as_prompts, as_token_ids
 from drawlot.entrypoints.scoring import ScoreOutput, check_labels, label_probabilities
-from drawlot.errors import InputError, ParameterError
+from drawlot.errors import InputError, ModelError, ParameterError
 from drawlot.params import SamplingParams
 
 AddRequest = Callable[[str], None]
@@ -118,6 +118,7 @@ class LLM:
 
         Raises:
             ParameterError: No items, a bad label, or a prompt that does not fit.
+            ModelError: The model's logits after an item are not finite.
         """
         labels = check_labels(label_token_ids, self.engine.vocab_size)
         if isinstance(items, str) or not items:
@@ -130,14 +131,13 @@ class LLM:
             # With the query computed first, its full blocks are in the prefix cache when the items arrive.
             self._finish([partial(self._add_scoring, query_ids, labels)], use_tqdm=False)
         outputs = self._finish(adds, use_tqdm=False)
-        return [
-            ScoreOutput(
-                scores=label_probabilities(output.label_logprobs, apply_softmax),
-                label_token_ids=labels,
-                prompt_token_ids=ids,
-            )
-            for ids, output in zip(prompts, outputs)
-        ]
+        scored = []
+        for index, output in enumerate(outputs):
+            if output.label_logprobs is None:
+                raise ModelError(f"items[{index}]: the model's logits are not finite")
+            scores = label_probabilities(output.label_logprobs, apply_softmax)
+            scored.append(ScoreOutput(scores=scores, label_token_ids=labels, prompt_token_ids=output.prompt_token_ids))
+        return scored
 
     def _draws(
         self,
@@ -157,7 +157,11 @@ class LLM:
     def _token_ids(self, prompt: Prompt, special_tokens: bool) -> list[int]:
         if not isinstance(prompt, str):
             return as_token_ids("query and items", prompt)
-        ids: list[int] = self.engine.tokenizer.encode(as_text(prompt), add_special_tokens=special_tokens)
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise ParameterError("query and items", "must be valid Unicode", prompt) from None
+        ids: list[int] = self.engine.tokenizer.encode(prompt, add_special_tokens=special_tokens)
         return ids
 
     def _finish(self, adds: Sequence[AddRequest], use_tqdm: bool) -> list[RequestOutput]:
@@ -178,7 +182,12 @@ class LLM:
         try:
             for index, add in enumerate(adds):
                 request_id = next(self._request_ids)
-                add(request_id)
+                try:
+                    add(request_id)
+                except ParameterError as error:
+                    if len(adds) == 1:
+                        raise
+                    raise ParameterError(f"prompts[{index}]: {error.field}", error.rule, error.value) from None
                 unfinished[request_id] = index
             while unfinished:
                 for output in self.engine.step():

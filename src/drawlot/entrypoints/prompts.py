@@ -20,26 +20,13 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         ParameterError: A prompt is neither a text nor a list of token ids.
     """
     if isinstance(prompts, str):
-        return [as_text(prompts)]
+        return [prompts]
     if not isinstance(prompts, Iterable):
         raise ParameterError("prompts", TEXTS_OR_IDS, prompts)
     given: list[Any] = list(prompts)
     if given and all(isinstance(entry, Integral) for entry in given):
         given = [given]
-    return [as_text(prompt) if isinstance(prompt, str) else as_token_ids("prompts", prompt) for prompt in given]
-
-
-def as_text(text: str) -> str:
-    """A text that a tokenizer can read.
-
-    Raises:
-        ParameterError: It holds half a surrogate pair, as Python makes them of bytes that are not UTF-8.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ParameterError("prompts", "must be valid Unicode", text) from None
-    return text
+    return [prompt if isinstance(prompt, str) else as_token_ids("prompts", prompt) for prompt in given]
 
 
 def as_token_ids(field: str, ids: object) -> list[int]:

@@ -44,6 +44,7 @@ def quiet_libraries() -> None:
     """Let libraries log, warn and draw bars on a terminal only; to be called before they are imported."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("HF_HUB_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         if not sys.warnoptions:
             warnings.simplefilter("ignore")

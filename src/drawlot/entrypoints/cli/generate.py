@@ -41,6 +41,8 @@ def generate(
     texts = _prompts(prompts or [], file)
     if not (params.detokenize or as_json):
         raise UsageError("--no-detokenize leaves no text to write; it needs --json")
+    if as_json and echo is not None:
+        raise UsageError("--echo and --no-echo have no use with --json, which always holds the prompt")
     llm = load(engine_args)
     with opened(output) as out:
         stream = _with_progress(llm.stream(texts, params), len(texts), out)

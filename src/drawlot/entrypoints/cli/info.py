@@ -5,14 +5,16 @@ import math
 import platform
 import sys
 from importlib import metadata
-from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from drawlot.assets import EMBEDDED, resolve
 from drawlot.engine.args import SAMPLER_BACKENDS
 from drawlot.entrypoints.cli.console import AsJson, quiet_libraries, write_json
 from drawlot.entrypoints.cli.options import with_options
+from drawlot.errors import ModelError
 
 PACKAGES = ("drawlot", "torch", "transformers", "tokenizers", "safetensors", "triton", "numpy")
 
@@ -77,20 +79,22 @@ def _backends() -> dict[str, dict[str, str]]:
 
 def _embedded_models() -> dict[str, dict[str, int]]:
     found = {}
-    for folder in sorted(files("drawlot").joinpath("assets").iterdir(), key=lambda entry: entry.name):
-        weights = folder.joinpath("model.safetensors")
-        if not weights.is_file():
-            continue
-        data = weights.read_bytes()
+    for name in EMBEDDED:
+        data = Path(resolve(name), "model.safetensors").read_bytes()
         # A safetensors file begins with the length of its header, then the header in JSON.
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        parameters = sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-        found[folder.name] = {"parameters": parameters, "bytes": len(data)}
+        tensors = [tensor for key, tensor in header.items() if key != "__metadata__"]
+        found[name] = {"parameters": sum(math.prod(tensor["shape"]) for tensor in tensors), "bytes": len(data)}
     return found
 
 
 def _configuration(model: str) -> dict[str, Any]:
     from transformers import AutoConfig
 
-    config: dict[str, Any] = AutoConfig.from_pretrained(str(files("drawlot").joinpath("assets", model))).to_diff_dict()
+    try:
+        config: dict[str, Any] = AutoConfig.from_pretrained(resolve(model)).to_diff_dict()
+    # What transformers raises for what it cannot find or read has no common class.
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"{model}: cannot load the configuration: {reason}") from error
     return {"name": model, **config}

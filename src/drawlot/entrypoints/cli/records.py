@@ -29,6 +29,8 @@ def _completion(completion: "CompletionOutput") -> dict[str, Any]:
 def _logprobs(positions: "Sequence[LogprobsAtPosition | None]") -> list[list[dict[str, Any]] | None]:
     """For each position a list of tokens, the drawn one first; the first token of a prompt has none."""
     return [
-        position and [{"token_id": token_id, **entry._asdict()} for token_id, entry in position.items()]
+        position
+        if position is None
+        else [{"token_id": token_id, **entry._asdict()} for token_id, entry in position.items()]
         for position in positions
     ]

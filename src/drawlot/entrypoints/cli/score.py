@@ -57,7 +57,7 @@ def score(
         typer.Option("--labels", metavar="TEXT ...", help='Labels of one token each; mind the space in " yes".'),
     ] = None,
     label_token_ids: Annotated[
-        list[int] | None,
+        Any,
         typer.Option("--label-token-ids", metavar="ID,ID,...", parser=parse_token_ids, help="The labels' token ids."),
     ] = None,
     apply_softmax: Annotated[

@@ -1,0 +1,1 @@
+"""Benchmarks; `make bench` runs `benchmarks.cpu_sampler`. Run them alone on the machine."""

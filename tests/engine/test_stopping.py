@@ -13,6 +13,11 @@ from drawlot.params import SamplingParams
 PROMPT = "def main(self):\n"
 
 
+def full(**kwargs):
+    """Thirty tokens whatever they are."""
+    return greedy(30, ignore_eos=True, **kwargs)
+
+
 @pytest.fixture(scope="module")
 def tiny():
     return Engine(EngineArgs(model="tiny", num_kv_blocks=128))
@@ -21,7 +26,7 @@ def tiny():
 @pytest.fixture(scope="module")
 def whole(tiny):
     """What the prompt goes on with, unstopped."""
-    (output,) = run(tiny, [(PROMPT, greedy(30))])
+    (output,) = run(tiny, [(PROMPT, full())])
     assert output.outputs[0].finish_reason == "length"
     return output.outputs[0]
 
@@ -37,7 +42,7 @@ def stream(engine, prompt, params):
 
 
 def test_streamed_text_only_grows(tiny, whole):
-    outputs = stream(tiny, PROMPT, greedy(30))
+    outputs = stream(tiny, PROMPT, full())
     assert len(outputs) == 30
     texts = [output.outputs[0].text for output in outputs]
     assert all(after.startswith(before) for before, after in pairwise(texts))
@@ -51,7 +56,7 @@ def test_streamed_text_only_grows(tiny, whole):
 def test_stop_strings_at_any_place(tiny, whole, start, length):
     """Also across token borders, and never shown, not even for a step."""
     stop = whole.text[start : start + length]
-    outputs = stream(tiny, PROMPT, greedy(30, stop=["never", stop]))
+    outputs = stream(tiny, PROMPT, full(stop=["never", stop]))
     final = outputs[-1].outputs[0]
     assert final.text == whole.text[: whole.text.index(stop)]
     assert (final.finish_reason, final.stop_reason) == ("stop", stop)
@@ -62,14 +67,14 @@ def test_stop_strings_at_any_place(tiny, whole, start, length):
 
 def test_held_back_text_is_shown_at_the_end(tiny, whole):
     """The text ends with what could have become a stop string."""
-    (output,) = run(tiny, [(PROMPT, greedy(30, stop=whole.text[-6:] + "never"))])
+    (output,) = run(tiny, [(PROMPT, full(stop=whole.text[-6:] + "never"))])
     assert output.outputs[0].text == whole.text
 
 
 def test_stop_token_ids(tiny, whole):
     token_id = whole.token_ids[5]
     first = whole.token_ids.index(token_id)
-    (output,) = run(tiny, [(PROMPT, greedy(30, stop_token_ids=[token_id]))])
+    (output,) = run(tiny, [(PROMPT, full(stop_token_ids=[token_id]))])
     choice = output.outputs[0]
     assert choice.token_ids == whole.token_ids[: first + 1]
     assert (choice.finish_reason, choice.stop_reason) == ("stop", token_id)
@@ -96,15 +101,21 @@ def test_min_tokens_holds_off_every_stop(tiny, whole):
     assert output.outputs[0].token_ids[:3] == [other] * 3
     assert output.outputs[0].token_ids[3] in eos
     stop = whole.text[:2]
-    (output,) = run(tiny, [(PROMPT, greedy(30, stop=stop, min_tokens=8))])
+    (output,) = run(tiny, [(PROMPT, full(stop=stop, min_tokens=8))])
     assert output.outputs[0].token_ids[:8] == whole.token_ids[:8]
     assert output.outputs[0].finish_reason in ("stop", "length")
 
 
-def test_bad_words_never_appear(tiny, whole):
-    word = next(word for word in whole.text.split() if len(word) > 3)
-    (output,) = run(tiny, [(PROMPT, greedy(30, bad_words=[word]))])
-    assert word not in output.outputs[0].text
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_bad_words_are_never_completed(tiny, whole, length):
+    """As tokens: other tokens may spell the same."""
+    word = tiny.tokenizer.decode(whole.token_ids[3 : 3 + length])
+    (output,) = run(tiny, [(PROMPT, full(bad_words=[word]))])
+    assert output.outputs[0].token_ids[:3] == whole.token_ids[:3]
+    spelt = " ".join(map(str, output.outputs[0].token_ids)) + " "
+    for text in (word, " " + word.lstrip()):
+        ids = tiny.tokenizer.encode(text, add_special_tokens=False)
+        assert " ".join(map(str, ids)) + " " not in spelt
 
 
 def test_context_ends_generation(make_engine):
@@ -116,7 +127,7 @@ def test_context_ends_generation(make_engine):
 
 
 def test_without_detokenize(tiny, whole):
-    (output,) = run(tiny, [(PROMPT, greedy(30, detokenize=False, logprobs=1))])
+    (output,) = run(tiny, [(PROMPT, full(detokenize=False, logprobs=1))])
     choice = output.outputs[0]
     assert (choice.text, choice.token_ids) == ("", whole.token_ids)
     assert {entry.decoded_token for position in choice.logprobs for entry in position.values()} == {None}
@@ -145,6 +156,12 @@ def test_a_bad_row_ends_its_own_choice_only(make_engine, model_folder, tmp_path)
     expected = [run(engine, [(p, params)])[0].outputs[0].token_ids for p in clean]
     poisoned = [*clean[0][:4], 5, *clean[0][4:]]
     for _ in range(3):
+        (output,) = run(engine, [(poisoned, replace(params, prompt_logprobs=1, max_tokens=0))])
+        assert output.outputs[0].finish_reason == "error"
+        assert output.prompt_logprobs is None
+        engine.add_scoring_request("score", poisoned, [1, 2])
+        (output,) = engine.step()
+        assert (output.label_logprobs, output.outputs[0].finish_reason) == (None, "error")
         outputs = run(engine, [(p, params) for p in (clean[0], poisoned, clean[1], poisoned, clean[2])])
         assert [o.outputs[0].token_ids for o in outputs] == [expected[0], [], expected[1], [], expected[2]]
         assert outputs[1].outputs[0].finish_reason == "error"

@@ -106,7 +106,7 @@ class Admission:
             prompt.encode()
         except UnicodeEncodeError:
             raise ParameterError("prompt", "must be valid Unicode", prompt) from None
-        ids: list[int] = self.tokenizer.encode(prompt)
+        ids: list[int] = self.tokenizer.encode(prompt, verbose=False)
         return self._token_ids("prompt", ids)
 
     def _token_ids(self, field: str, ids: Iterable[int]) -> list[int]:

@@ -34,8 +34,9 @@ class Context(NamedTuple):
 
     blocks: Tensor
     """int64 [B * blocks a request]"""
-    mask: Tensor
-    """[B, 1, Q, L] in the model's dtype: 0 where the key is visible, else -inf"""
+    mask: Tensor | None
+    """[B, 1, Q, L] in the model's dtype: 0 where the key is visible, else -inf. None: the group has no other context
+    than its own Q tokens, and a token sees those up to itself"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ class PagedBatch:
             q = query[0, :, group.rows].view(query.shape[1], count, -1, query.shape[3]).transpose(0, 1)
             k = pool.keys.index_select(0, context.blocks).view(count, -1, *pool.keys.shape[2:]).transpose(1, 2)
             v = pool.values.index_select(0, context.blocks).view(count, -1, *pool.values.shape[2:]).transpose(1, 2)
+            if context.mask is None:
+                k, v = k[:, :, : q.shape[2]], v[:, :, : q.shape[2]]
             if softcap is None and sinks is None:
                 out = _attend(q, k, v, context.mask, scale)
             else:
@@ -118,8 +121,10 @@ def causal_mask(
     return torch.zeros(hidden.shape, dtype=dtype, device=starts.device).masked_fill_(hidden, -torch.inf)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     heads, q_len = q.shape[1], q.shape[2]
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=heads != k.shape[1])
     if q_len == 1 and heads != k.shape[1]:
         # The query heads of a KV head become rows of it: no key is repeated or read twice.
         folded = q.reshape(len(q), k.shape[1], -1, q.shape[3])
@@ -128,7 +133,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) 
 
 
 def _attend_in_steps(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, softcap: float | None, sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """What the fused function cannot do: capped scores and sinks."""
     repeats = q.shape[1] // k.shape[1]
@@ -136,6 +147,8 @@ def _attend_in_steps(
     scores = q @ k.transpose(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
+    if mask is None:
+        mask = scores.new_full(scores.shape[2:], -torch.inf).triu_(1)
     scores = (scores + mask).float()
     if sinks is not None:
         column = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)

@@ -55,6 +55,7 @@ class _StagedContext(NamedTuple):
     firsts: int
     q_len: int
     k_len: int
+    masked: bool
 
 
 class BatchBuilder:
@@ -93,12 +94,7 @@ class BatchBuilder:
         for group, staged_contexts in zip(self._groups, self._contexts):
             num_rows = len(group) * len(group[0].token_ids)
             contexts = {
-                window: Context(
-                    staged[context.blocks],
-                    causal_mask(
-                        staged[context.starts], staged[context.firsts], context.q_len, context.k_len, window, dtype
-                    ),
-                )
+                window: Context(staged[context.blocks], _mask(context, staged, window, dtype))
                 for window, context in staged_contexts.items()
             }
             groups.append(Group(slice(row, row + num_rows), len(group), contexts))
@@ -126,7 +122,15 @@ class BatchBuilder:
             firsts=self.staging.add(first * self._block_size),
             q_len=q_len,
             k_len=count * self._block_size,
+            masked=q_len == 1 or bool(starts.any()) or (window is not None and q_len > window),
         )
+
+
+def _mask(context: _StagedContext, staged: Sequence[Tensor], window: int | None, dtype: torch.dtype) -> Tensor | None:
+    if not context.masked:
+        return None
+    starts, firsts = staged[context.starts], staged[context.firsts]
+    return causal_mask(starts, firsts, context.q_len, context.k_len, window, dtype)
 
 
 def _grouped(spans: Iterable[Span]) -> list[list[Span]]:

@@ -1,6 +1,5 @@
 """`Engine`: requests in, outputs out, one step at a time; for one thread."""
 
-import math
 import time
 from collections.abc import Sequence
 
@@ -140,9 +139,12 @@ class Engine:
     def _take(self, result: StepResult, chunks: Sequence[Chunk]) -> list[RequestOutput]:
         """Bring a step's results into the requests and give out those that changed."""
         for choice, columns in result.prompts:
-            choice.request.prompt_logprobs.extend(at_positions(columns, self._token_text(choice)))
+            if columns is None:
+                choice.finish("error", _reason(RowStatus.NONFINITE))
+            else:
+                choice.request.prompt_logprobs.extend(at_positions(columns, self._token_text(choice)))
         for choice, logprobs in result.scored:
-            if any(map(math.isnan, logprobs)):
+            if logprobs is None:
                 choice.finish("error", _reason(RowStatus.NONFINITE))
             else:
                 choice.request.label_logprobs = logprobs
@@ -166,6 +168,8 @@ class Engine:
     def _take_drawn(self, drawn: Drawn) -> None:
         columns = drawn.logprobs and [tensor.tolist() for tensor in drawn.logprobs[:3]]
         for i, (choice, token_id, status) in enumerate(zip(drawn.choices, drawn.token_ids, drawn.status)):
+            if choice.finish_reason is not None:
+                continue
             if status:
                 choice.finish("error", _reason(status))
                 continue

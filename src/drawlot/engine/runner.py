@@ -11,7 +11,7 @@ from drawlot.engine.attention import allocate_pools
 from drawlot.engine.batch import BatchBuilder, Span
 from drawlot.engine.config import EngineConfig, ModelLimits
 from drawlot.engine.kv_cache import KVCache
-from drawlot.engine.request import Choice
+from drawlot.engine.request import Choice, Request
 from drawlot.engine.scheduler import Chunk
 from drawlot.engine.stats import EngineStats
 from drawlot.outputs import LogitsRows, LogprobsTensors
@@ -32,10 +32,10 @@ class StepResult(NamedTuple):
     """What a step has computed, on the host."""
 
     drawn: Drawn
-    scored: list[tuple[Choice, list[float]]]
-    """Logprobs of the labels of scoring requests"""
-    prompts: list[tuple[Choice, LogprobsTensors]]
-    """The next rows of prompt logprobs"""
+    scored: list[tuple[Choice, list[float] | None]]
+    """Logprobs of the labels of scoring requests; None where the row has no finite maximum"""
+    prompts: list[tuple[Choice, LogprobsTensors | None]]
+    """The next rows of prompt logprobs; None where one of them has no finite maximum"""
 
 
 class _Step(NamedTuple):
@@ -131,25 +131,34 @@ class Runner:
 
     def _read(self, logits: Tensor, wanted: _Step, staged: Sequence[Tensor]) -> StepResult:
         drawn = self._draw(logits, wanted, staged) if wanted.drawing else Drawn()
-        row = len(wanted.drawing)
-        scored = []
+        rest = logits[len(wanted.drawing) :]
+        scored, prompts = [], []
         for chunk in wanted.scoring:
-            labels = torch.tensor([chunk.choice.request.label_token_ids], device=self.config.device)
-            scored.append((chunk.choice, token_logprobs(logits[row : row + 1], labels)[0].tolist()))
-            row += 1
-        prompts = []
+            row, rest = rest[:1], rest[1:]
+            scored.append((chunk.choice, self._label_logprobs(row, chunk.choice.request)))
         for chunk, positions in wanted.prompts:
-            request = chunk.choice.request
-            following = request.prompt_token_ids[positions.start + 1 : positions.stop + 1]
-            logprobs = gather_logprobs(
-                logits[row : row + len(positions)],
-                torch.tensor(following, device=self.config.device),
-                request.params.prompt_logprobs or 0,
-                self.config.logprobs_mode,
-            )
-            prompts.append((chunk.choice, _to_host(logprobs)))
-            row += len(positions)
+            rows, rest = rest[: len(positions)], rest[len(positions) :]
+            prompts.append((chunk.choice, self._prompt_logprobs(rows, chunk.choice.request, positions)))
         return StepResult(drawn, scored, prompts)
+
+    def _label_logprobs(self, row: Tensor, request: Request) -> list[float] | None:
+        if not bool(row.amax().isfinite()):
+            return None
+        labels = torch.tensor([request.label_token_ids], device=self.config.device)
+        logprobs: list[float] = token_logprobs(row, labels)[0].tolist()
+        return logprobs
+
+    def _prompt_logprobs(self, rows: Tensor, request: Request, positions: range) -> LogprobsTensors | None:
+        if not bool(rows.amax(1).isfinite().all()):
+            return None
+        following = request.prompt_token_ids[positions.start + 1 : positions.stop + 1]
+        logprobs = gather_logprobs(
+            rows,
+            torch.tensor(following, device=self.config.device),
+            request.params.prompt_logprobs or 0,
+            self.config.logprobs_mode,
+        )
+        return LogprobsTensors(*_to_host(*logprobs[:3]))
 
     def _draw(self, logits: Tensor, wanted: _Step, staged: Sequence[Tensor]) -> Drawn:
         count = len(wanted.drawing)
@@ -164,10 +173,14 @@ class Runner:
         )
         out = self.sampler(logits[:count], rows)
         self.sampler.commit(state_rows, out.token_ids.unsqueeze(1), (out.token_ids >= 0).to(torch.int32))
-        # One copy: what a draw leaves on the device is brought over together.
-        host = _to_host(LogprobsTensors(*out.logprobs[:3])) if out.logprobs is not None else None
-        small = torch.stack([out.token_ids, out.status.to(torch.int64)]).tolist()
-        return Drawn([chunk.choice for chunk in wanted.drawing], small[0], small[1], host)
+        logprobs = () if out.logprobs is None else out.logprobs[:3]
+        token_ids, status, *columns = _to_host(out.token_ids, out.status, *logprobs)
+        return Drawn(
+            [chunk.choice for chunk in wanted.drawing],
+            token_ids.tolist(),
+            status.tolist(),
+            LogprobsTensors(*columns) if columns else None,
+        )
 
 
 def _stage(batch: BatchBuilder, chunks: Sequence[Chunk]) -> _Step:
@@ -208,5 +221,12 @@ def _stage(batch: BatchBuilder, chunks: Sequence[Chunk]) -> _Step:
     )
 
 
-def _to_host(logprobs: LogprobsTensors) -> LogprobsTensors:
-    return LogprobsTensors(*(tensor.cpu() for tensor in logprobs if tensor is not None))
+def _to_host(*tensors: Tensor) -> list[Tensor]:
+    """The tensors on the host, after a single wait."""
+    if not tensors[0].is_cuda:
+        return list(tensors)
+    hosts = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
+    for host, tensor in zip(hosts, tensors):
+        host.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensors[0].device).synchronize()
+    return hosts

@@ -75,16 +75,14 @@ def examine(model: Any, name: str) -> Anatomy:
     what = f"{name}: model type {config.model_type!r}"
     if model.config._attn_implementation != ATTENTION:
         raise ModelError(f"{what} does not take its attention from transformers' AttentionInterface")
-    anatomy = _record(model, what, sequences[0])
-    _check_windows(config, anatomy, what)
-    pools = allocate_pools(anatomy.layers, 5, _BLOCK_SIZE, model.dtype, model.device)
-    worst = 0.0
-    for step in _STEPS:
-        logits, spans = _forward(
-            model, pools, set(anatomy.windows), [Span(s, a, sequences[s][a:b]) for s, a, b in step]
-        )
-        wanted = torch.cat([expected[span.row][span.start : span.end] for span in spans])
-        worst = max(worst, float((logits - wanted).abs().max() / wanted.abs().max()))
+    try:
+        anatomy = _record(model, what, sequences[0])
+        _check_windows(config, anatomy, what)
+        worst = _compare(model, anatomy, sequences, expected)
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{what} cannot run on a flat batch: {error}") from error
     # Written so that NaN fails.
     if not worst <= _TOLERANCE[model.dtype]:
         raise ModelError(
@@ -93,17 +91,26 @@ def examine(model: Any, name: str) -> Anatomy:
     return anatomy
 
 
+def _compare(model: Any, anatomy: Anatomy, sequences: Sequence[Sequence[int]], expected: Sequence[Tensor]) -> float:
+    """The largest error of a logit, relative to the largest logit."""
+    pools = allocate_pools(anatomy.layers, 5, _BLOCK_SIZE, model.dtype, model.device)
+    errors = []
+    for step in _STEPS:
+        logits, spans = _forward(
+            model, pools, set(anatomy.windows), [Span(s, a, sequences[s][a:b]) for s, a, b in step]
+        )
+        wanted = torch.cat([expected[span.row][span.start : span.end] for span in spans])
+        errors.append((logits - wanted).abs().max() / wanted.abs().max())
+    # Of tensors, as Python's max would drop NaN.
+    return float(torch.stack(errors).max())
+
+
 def _record(model: Any, what: str, token_ids: Sequence[int]) -> Anatomy:
     recorder = _Recorder()
     ids = torch.tensor([token_ids], device=model.device)
     positions = torch.arange(len(token_ids), device=model.device).unsqueeze(0)
     keep = torch.tensor([0, 2], device=model.device)
-    try:
-        logits = model(
-            input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, paged=recorder
-        ).logits
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise ModelError(f"{what} cannot run on a flat batch: {error}") from error
+    logits = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, paged=recorder).logits
     num_layers = model.config.get_text_config().num_hidden_layers
     called = [layer for layer, _, _ in recorder.calls]
     if called != list(range(num_layers)):

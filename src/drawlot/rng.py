@@ -123,6 +123,34 @@ def gumbel_noise(
     return gumbel(uniform32(xp.where((ids & 2) == 2, high, low)))
 
 
+def gumbel_noise_below(
+    count: int, seed: Array, position: Array, stream: int, choice: Array, row: Array, *, wide: bool = False
+) -> Array:
+    """`gumbel_noise` of the ids 0 .. count - 1, computing each block of words once.
+
+    Args:
+        count: How many ids.
+        seed, position, choice, row: Integers [N].
+        stream: A `Stream`.
+        wide: As for `gumbel_noise`.
+
+    Returns:
+        float32 or float64 [N, count].
+    """
+    xp = _namespace(seed)
+    seed, position, choice, row = (part[:, None] for part in (seed, position, choice, row))
+    ids_of_block = 2 if wide else 4
+    blocks = xp.arange(-(-count // ids_of_block), dtype=seed.dtype)
+    blocks = blocks.to(seed.device) if xp is torch else blocks
+    block_words = words(seed, position, stream + _WIDE if wide else stream, blocks, choice, row)
+    if wide:
+        w0, w1, w2, w3 = block_words
+        uniform = xp.stack((uniform64(w0, w1), uniform64(w2, w3)), -1)
+    else:
+        uniform = uniform32(xp.stack(block_words, -1))
+    return gumbel(uniform.reshape(len(seed), -1)[:, :count])
+
+
 # log(1 + f) = f + f^2 Q(f) on [sqrt(1/2) - 1, sqrt(2) - 1]; largest relative error 4.2e-9 (tools/fit_log1p.py).
 _Q32 = (
     -0.49999988079071045,

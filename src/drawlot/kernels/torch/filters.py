@@ -65,7 +65,7 @@ def listable(filters: Filters, num_tiles: int) -> NDArray[np.bool_]:
 
 def kept_of_best_tokens(
     tiles: Tensor,
-    maxima: Tensor,
+    maxima: NDArray[np.float32],
     row_max: NDArray[np.float32],
     temperature: NDArray[np.float64],
     row_mass: NDArray[np.float64] | None,
@@ -77,7 +77,8 @@ def kept_of_best_tokens(
     is exact if what its other filters keep lies above the line of its 64th largest tile maximum.
 
     Args:
-        tiles: float32 [N, T, 128]; maxima: float32 [N, T]; row_max and temperature: [N].
+        tiles: float32 [N, T, 128], on any device; the rest is on the host.
+        maxima: [N, T]; row_max and temperature: [N].
         row_mass: [N], the whole rows' sum of exp(z); None if every row has top_k.
         filters: Of these rows, `listable`.
     """
@@ -87,7 +88,7 @@ def kept_of_best_tokens(
         line = np.full(n, -np.inf, np.float32)
     else:
         line = kth_largest_tile(maxima, np.where(has_k, filters.top_k, min(_TILES_WITHOUT_K, num_tiles)))
-    tokens = tokens_at_least(tiles, on_host(maxima), line)
+    tokens = tokens_at_least(tiles, maxima, line)
     rows = tokens.rows
     order = in_order(tokens)
     starts = np.searchsorted(rows, np.arange(n + 1))
@@ -133,14 +134,15 @@ def exact_cut(
     Returns:
         Value and id of the last kept token.
     """
+    # In place where it can be: fresh memory costs more than the arithmetic.
     bits = (values + 0.0).view(torch.int32)  # -0.0 and 0.0 are one value
-    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    bucket = (_NUM_BUCKETS // 2 - 1) - (ascending >> _BUCKET_SHIFT)  # best first
+    bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)  # now ascending, as the values
+    bucket = torch.sub(_NUM_BUCKETS // 2 - 1, bits.bitwise_right_shift_(_BUCKET_SHIFT), out=bits)  # best first
     before = torch.zeros(1, dtype=torch.int64, device=values.device)
 
     def in_order(index: Tensor) -> Tensor:
         """The ids of a bucket, its best token first."""
-        ids = (bucket == index).nonzero().squeeze(1)
+        ids = torch.from_numpy(np.flatnonzero(on_host(bucket == index))).to(values.device)
         return ids[values[ids].sort(descending=True, stable=True).indices]
 
     limit = None
@@ -153,7 +155,7 @@ def exact_cut(
         index = torch.searchsorted(counts, count) - 1
         limit = in_order(index)[: count - int(counts[index])]
     if top_p < 1:
-        weights = ((values - row_max) * min(1 / temperature, _FLOAT32_MAX)).exp_().mul_(_FIXED_POINT).to(torch.int64)
+        weights = (values - row_max).mul_(min(1 / temperature, _FLOAT32_MAX)).exp_().mul_(_FIXED_POINT).to(torch.int64)
         masses = torch.zeros(_NUM_BUCKETS, dtype=torch.int64, device=values.device).index_add_(0, bucket, weights)
         masses = torch.cat((before, masses.cumsum(0)))
         total = int(masses[-1]) if limit is None else int(masses[index] + weights[limit].sum())

@@ -33,8 +33,17 @@ class NoiseKeys:
             return ids  # nobody to race with
         seed, position, choice, row = (column[rows] for column in self._columns)
         noise = rng.gumbel_noise(ids.view(np.uint64), seed, position, stream, choice, row, wide=self._wide)
-        keys = z.astype(np.float64) + noise
+        keys = z + noise.astype(np.float64)
         best = np.maximum.reduceat(keys, np.searchsorted(rows, np.arange(n)))
         winners = np.flatnonzero(keys == best[rows])
         first = np.searchsorted(rows[winners], np.arange(n))
         return ids[winners[first]]
+
+    def race_all(self, z: FloatArray, stream: Stream) -> IntArray:
+        """The winner of each row among the ids 0 .. M - 1, as in `race`; z is [N, M]."""
+        if z.shape[1] == 1:
+            return np.zeros(len(z), np.int64)
+        seed, position, choice, row = self._columns
+        noise = rng.gumbel_noise_below(z.shape[1], seed, position, stream, choice, row, wide=self._wide)
+        winners: IntArray = (z + noise.astype(np.float64)).argmax(1)  # NumPy's is the first of equals
+        return winners

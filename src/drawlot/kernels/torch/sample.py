@@ -145,9 +145,8 @@ def _greedy(rows: Rows, _: Filters) -> Drawn:
 
 
 def _unfiltered(rows: Rows, _: Filters) -> Drawn:
-    n, num_tiles = rows.maxima.shape
     masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale, wide=rows.wide)
-    return _race(rows, rows_of(rows.values), np.tile(np.arange(num_tiles), n), masses, Cut.nowhere(n))
+    return _race(rows, masses, Cut.nowhere(len(rows.row_max)))
 
 
 def _from_list(rows: Rows, row_filters: Filters) -> Drawn:
@@ -158,7 +157,7 @@ def _from_list(rows: Rows, row_filters: Filters) -> Drawn:
         masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale)
         row_mass = masses.totals(rows_of(rows.values), n)
     kept, z, cut, exact, keeps_list = filters.kept_of_best_tokens(
-        rows.values, rows.maxima, on_host(rows.row_max), _temperature(rows), row_mass, row_filters
+        rows.values, on_host(rows.maxima), on_host(rows.row_max), _temperature(rows), row_mass, row_filters
     )
     tile = kept.ids // TILE
     first = np.flatnonzero(np.diff(kept.rows * rows.maxima.shape[1] + tile, prepend=-1))
@@ -172,10 +171,10 @@ def _from_list(rows: Rows, row_filters: Filters) -> Drawn:
     drawn = Drawn(tokens, np.add.reduceat(mass, row_starts), cut.value, cut.id)
 
     # A filter that keeps everything changes nothing, to the bit: such rows race the very masses of unfiltered ones.
-    whole = keeps_list.copy()
-    whole[keeps_list] = _num_finite(rows.pick(np.flatnonzero(keeps_list))) == np.bincount(kept.rows)[keeps_list]
-    for mask, path in ((whole & exact, _unfiltered), (~exact, _from_whole_row)):
-        index = np.flatnonzero(mask)
+    whole = np.flatnonzero(keeps_list & exact)
+    if len(whole):
+        whole = whole[_num_finite(rows.pick(whole)) == np.bincount(kept.rows)[whole]]
+    for index, path in ((whole, _unfiltered), (np.flatnonzero(~exact), _from_whole_row)):
         if len(index):
             again = path(rows.pick(index), row_filters.pick(index))
             for name, better in again._asdict().items():
@@ -194,21 +193,20 @@ def _from_whole_row(rows: Rows, row_filters: Filters) -> Drawn:
     device = rows.values.device
     on_device = torch.from_numpy(cut.value).to(device), torch.from_numpy(cut.id).to(device)
     masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale, on_device, wide=rows.wide)
-    n, num_tiles = rows.maxima.shape
-    return _race(rows, rows_of(rows.values), np.tile(np.arange(num_tiles), n), masses, cut)
+    return _race(rows, masses, cut)
 
 
-def _race(rows: Rows, index: IntArray, tile_ids: IntArray, masses: TileMasses, cut: Cut) -> Drawn:
+def _race(rows: Rows, masses: TileMasses, cut: Cut) -> Drawn:
     """Races all tiles, then the kept tokens of the winning ones."""
     keys = NoiseKeys(rows.params, wide=rows.wide)
-    tile = keys.race(index, tile_ids, masses.log(), Stream.TARGET_TILE)
+    tile = keys.race_all(masses.log().reshape(rows.maxima.shape), Stream.TARGET_TILE)
     x = _tile_values(rows, tile)
     ids = tile[:, None] * TILE + np.arange(TILE)
     value, last = cut.value[:, None], cut.id[:, None]
     inside, lanes = np.nonzero(((x > value) | ((x == value) & (ids <= last))) & (x > -np.inf))
     z = (x[inside, lanes].astype(np.float64) - on_host(rows.row_max)[inside]) / _temperature(rows)[inside]
     tokens = keys.race(inside, tile[inside] * TILE + lanes, z, Stream.TARGET_TOKEN)
-    return Drawn(tokens, masses.totals(index, len(tile)), cut.value, cut.id)
+    return Drawn(tokens, masses.totals(rows_of(rows.values), len(tile)), cut.value, cut.id)
 
 
 def _num_finite(rows: Rows) -> IntArray:

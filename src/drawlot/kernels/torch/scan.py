@@ -120,7 +120,8 @@ def tiles_at_least(
 ) -> tuple[IntArray, IntArray, Tensor]:
     """The tiles that hold a token of at least `line` [N]: rows [P], tile ids [P] and values [P, 128]."""
     # No token of value -inf reaches even the lowest line.
-    rows, tile_ids = np.nonzero(maxima >= np.maximum(line, _LOWEST)[:, None])
+    found = np.flatnonzero(maxima >= np.maximum(line, _LOWEST)[:, None])
+    rows, tile_ids = np.divmod(found, maxima.shape[1])
     index = torch.from_numpy(rows).to(tiles.device), torch.from_numpy(tile_ids).to(tiles.device)
     return rows, tile_ids, tiles[index]
 
@@ -139,8 +140,8 @@ def in_order(tokens: Tokens) -> IntArray:
     return np.lexsort((-tokens.values, tokens.rows))
 
 
-def kth_largest_tile(maxima: Tensor, k: IntArray) -> NDArray[np.float32]:
-    """float32 [N]: the k-th largest tile maximum of each row, k in [1, T]. At least k tokens reach it."""
-    best = on_host(maxima.topk(int(k.max()), 1).values)
-    line: NDArray[np.float32] = best[np.arange(len(k)), k - 1]
+def kth_largest_tile(maxima: NDArray[np.float32], k: IntArray) -> NDArray[np.float32]:
+    """[N]: the k-th largest tile maximum of each row of [N, T], k in [1, T]. At least k tokens reach it."""
+    at = maxima.shape[1] - k
+    line: NDArray[np.float32] = np.partition(maxima, np.unique(at), 1)[np.arange(len(k)), at]
     return line

@@ -49,6 +49,7 @@ class Meter:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         torch.set_num_threads(1)
         self._trim = libc.malloc_trim
+        gc.freeze()  # collecting is quick then
 
     def resident(self, call: Call, repeat: int = 3) -> int:
         """The highest of a few peaks, and what the first call left behind."""

@@ -123,13 +123,22 @@ def gumbel_noise(
     return gumbel(uniform32(xp.where((ids & 2) == 2, high, low)))
 
 
-def gumbel_noise_below(
-    count: int, seed: Array, position: Array, stream: int, choice: Array, row: Array, *, wide: bool = False
+def gumbel_noise_run(
+    first: Array,
+    count: int,
+    seed: Array,
+    position: Array,
+    stream: int,
+    choice: Array,
+    row: Array,
+    *,
+    wide: bool = False,
 ) -> Array:
-    """`gumbel_noise` of the ids 0 .. count - 1, computing each block of words once.
+    """`gumbel_noise` of the ids first .. first + count - 1, computing each block of words once.
 
     Args:
-        count: How many ids.
+        first: Ids [N], multiples of 4.
+        count: How many ids follow each.
         seed, position, choice, row: Integers [N].
         stream: A `Stream`.
         wide: As for `gumbel_noise`.
@@ -138,16 +147,16 @@ def gumbel_noise_below(
         float32 or float64 [N, count].
     """
     xp = _namespace(seed)
+    ids_per_block = 2 if wide else 4
+    offsets = xp.arange(-(-count // ids_per_block), dtype=seed.dtype)
+    offsets = offsets.to(seed.device) if xp is torch else offsets
+    blocks = first[:, None] // ids_per_block + offsets
     seed, position, choice, row = (part[:, None] for part in (seed, position, choice, row))
-    ids_of_block = 2 if wide else 4
-    blocks = xp.arange(-(-count // ids_of_block), dtype=seed.dtype)
-    blocks = blocks.to(seed.device) if xp is torch else blocks
-    block_words = words(seed, position, stream + _WIDE if wide else stream, blocks, choice, row)
+    w0, w1, w2, w3 = words(seed, position, stream + _WIDE if wide else stream, blocks, choice, row)
     if wide:
-        w0, w1, w2, w3 = block_words
         uniform = xp.stack((uniform64(w0, w1), uniform64(w2, w3)), -1)
     else:
-        uniform = uniform32(xp.stack(block_words, -1))
+        uniform = uniform32(xp.stack((w0, w1, w2, w3), -1))
     return gumbel(uniform.reshape(len(seed), -1)[:, :count])
 
 

@@ -122,7 +122,7 @@ def _columns(
             z = (x.astype(np.float64) - row_max[:, None]) / temperature[:, None]
             result = z - np.log(mass)[:, None]
     result = np.where(kept, result, -np.inf).astype(np.float32)
-    ranks = _ranks(tiles, maxima, np.where(use, x[:, 0], np.float32(np.inf)), tokens)
+    ranks = _ranks(tiles, on_host(maxima), np.where(use, x[:, 0], np.float32(np.inf)), tokens)
     ranks = np.where(use, ranks, 0)
     return torch.from_numpy(ids).to(device), torch.from_numpy(result).to(device), torch.from_numpy(ranks).to(device)
 
@@ -148,15 +148,20 @@ def _top_tokens(
     return top
 
 
-def _ranks(tiles: Tensor, maxima: Tensor, x: NDArray[np.float32], tokens: IntArray) -> IntArray:
-    """[N]: 1 + the tokens before (x, tokens) [N] in the order. Reads only tiles that can hold one."""
-    rows, tile_ids, values = tiles_at_least(tiles, on_host(maxima), x)
+def _ranks(tiles: Tensor, maxima: NDArray[np.float32], x: NDArray[np.float32], tokens: IntArray) -> IntArray:
+    """[N]: 1 + the tokens before (x, tokens) [N] in the order."""
+    reaching = (maxima >= x[:, None]).sum(1)
+    wide = reaching > maxima.shape[1] // 4
+    # Rows in which few tiles can hold an earlier token: those tiles of all of them at once.
+    rows, tile_ids, values = tiles_at_least(tiles, maxima, np.where(wide, np.float32(np.inf), x))
     own = torch.from_numpy(x[rows]).to(values.device).unsqueeze(1)
     # At most 128 fit in a byte, and summing bytes as bytes is fifty times faster than as int64.
     before = on_host((values > own).view(torch.uint8).sum(1, dtype=torch.uint8))
-    # Equals count where their id is lower: in earlier tiles all, in the token's own tile those of lower lanes.
-    equal = on_host(values == own)
-    pairs, lanes = np.divmod(np.flatnonzero(equal), TILE)
+    pairs, lanes = np.divmod(np.flatnonzero(on_host(values == own)), TILE)
     lower = tile_ids[pairs] * TILE + lanes < tokens[rows[pairs]]
     counts = np.bincount(rows, before, len(x)) + np.bincount(rows[pairs], lower, len(x))
+    for i in np.flatnonzero(wide & (tokens >= 0)):
+        row, token, own_value = tiles[i].reshape(-1), int(tokens[i]), float(x[i])
+        counts[i] = np.count_nonzero(on_host(row[:token] >= own_value))
+        counts[i] += np.count_nonzero(on_host(row[token:] > own_value))
     return 1 + counts.astype(np.int64)

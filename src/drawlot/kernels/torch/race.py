@@ -39,11 +39,18 @@ class NoiseKeys:
         first = np.searchsorted(rows[winners], np.arange(n))
         return ids[winners[first]]
 
-    def race_all(self, z: FloatArray, stream: Stream) -> IntArray:
-        """The winner of each row among the ids 0 .. M - 1, as in `race`; z is [N, M]."""
+    def race_run(self, first: IntArray, z: FloatArray, stream: Stream) -> IntArray:
+        """The winner of each row among the ids first .. first + M - 1, as in `race`.
+
+        Args:
+            first: int64 [N], multiples of 4.
+            z: [N, M], -inf where an id may not win.
+            stream: The purpose of the draw.
+        """
         if z.shape[1] == 1:
-            return np.zeros(len(z), np.int64)
+            return first
         seed, position, choice, row = self._columns
-        noise = rng.gumbel_noise_below(z.shape[1], seed, position, stream, choice, row, wide=self._wide)
-        winners: IntArray = (z + noise.astype(np.float64)).argmax(1)  # NumPy's is the first of equals
+        first_id = first.view(np.uint64)
+        noise = rng.gumbel_noise_run(first_id, z.shape[1], seed, position, stream, choice, row, wide=self._wide)
+        winners: IntArray = first + (z + noise).argmax(1)  # NumPy's is the first of equals
         return winners

@@ -199,13 +199,14 @@ def _from_whole_row(rows: Rows, row_filters: Filters) -> Drawn:
 def _race(rows: Rows, masses: TileMasses, cut: Cut) -> Drawn:
     """Races all tiles, then the kept tokens of the winning ones."""
     keys = NoiseKeys(rows.params, wide=rows.wide)
-    tile = keys.race_all(masses.log().reshape(rows.maxima.shape), Stream.TARGET_TILE)
+    n = len(cut.id)
+    tile = keys.race_run(np.zeros(n, np.int64), masses.log().reshape(rows.maxima.shape), Stream.TARGET_TILE)
     x = _tile_values(rows, tile)
-    ids = tile[:, None] * TILE + np.arange(TILE)
-    value, last = cut.value[:, None], cut.id[:, None]
-    inside, lanes = np.nonzero(((x > value) | ((x == value) & (ids <= last))) & (x > -np.inf))
-    z = (x[inside, lanes].astype(np.float64) - on_host(rows.row_max)[inside]) / _temperature(rows)[inside]
-    tokens = keys.race(inside, tile[inside] * TILE + lanes, z, Stream.TARGET_TOKEN)
+    value, last = cut.value[:, None], (cut.id - tile * TILE)[:, None]
+    kept = ((x > value) | ((x == value) & (np.arange(TILE) <= last))) & (x > -np.inf)
+    x = np.where(kept, x, np.float64(-np.inf))[:, : np.flatnonzero(kept.any(0))[-1] + 1]
+    z = (x - on_host(rows.row_max)[:, None]) / _temperature(rows)[:, None]
+    tokens = keys.race_run(tile * TILE, z, Stream.TARGET_TOKEN)
     return Drawn(tokens, masses.totals(rows_of(rows.values), len(tile)), cut.value, cut.id)
 
 

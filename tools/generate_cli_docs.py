@@ -16,7 +16,8 @@ INTRODUCTION = """# The command line
 stdout carries data only; progress and logs go to stderr and are quiet when it is no terminal. A user's mistake is one
 line on stderr. Exit codes: 0 done, 1 failure, 2 wrong usage, 130 after Ctrl-C. Every option can also be set by an
 environment variable, `--max-num-seqs` by `DRAWLOT_MAX_NUM_SEQS`; the command line wins. Options that may be repeated
-take several values from their variable, separated by spaces.
+take several values from their variable, separated by spaces. `--seed` is the seed of each request; an engine that
+gives requests seeds of their own, reproducibly, is `LLM(seed=...)` in Python.
 """
 
 

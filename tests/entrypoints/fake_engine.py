@@ -1,6 +1,8 @@
 """An engine without a model: a token is a character, and choice c of a prompt is the prompt once more, times c + 1."""
 
 import math
+from dataclasses import replace
+from typing import ClassVar
 
 from drawlot.engine.outputs import CompletionOutput, Logprob, RequestOutput
 from drawlot.errors import ParameterError
@@ -14,8 +16,8 @@ class FakeTokenizer:
     def encode(self, text, add_special_tokens=True):
         return [1] * add_special_tokens + [ord(character) for character in text]
 
-    def batch_decode(self, ids):
-        return [chr(i) for i in ids]
+    def decode(self, ids):
+        return "".join(map(chr, ids))
 
     def apply_chat_template(self, messages, add_generation_prompt, return_dict):
         return self.encode("".join(f"[{message['role']}]{message['content']}" for message in messages), False)
@@ -25,6 +27,7 @@ class FakeEngine:
     """Draws one token a step for every running request; at most `args.max_num_seqs` run, the last prompts first."""
 
     vocab_size = 256
+    bad_prompts: ClassVar[set[str]] = set()
 
     def __init__(self, args):
         self.args = args
@@ -66,6 +69,10 @@ class FakeEngine:
             output.label_logprobs = [-float(label + len(ids)) for label in params]
         else:
             output.outputs = [self._completion(ids, params, drawn, index) for index in range(params.n)]
+            if prompt in self.bad_prompts:
+                output.outputs = [
+                    replace(each, text="", finish_reason="error", stop_reason="nonfinite") for each in output.outputs
+                ]
             output.finished = all(completion.finish_reason for completion in output.outputs)
         self.running[request_id] = (prompt, ids, params, drawn)
         if output.finished:

@@ -175,6 +175,13 @@ def test_a_closed_pipe_is_quiet():
     assert process.wait() == 1
 
 
+def test_a_text_that_an_error_ended_is_a_failure(run, monkeypatch):
+    monkeypatch.setattr("fake_engine.FakeEngine.bad_prompts", {"bad"})
+    code, out, err = run("generate", "ok", "bad")
+    assert (code, out) == (1, "==> prompt 1, choice 1 <==\nok\n==> prompt 2, choice 1 <==\n\n")
+    assert err == "drawlot: prompt 2, choice 1: ended by an error (nonfinite), 1 in all\n"
+
+
 def test_interrupt_is_quiet(run, monkeypatch):
     def interrupt(engine):
         raise KeyboardInterrupt

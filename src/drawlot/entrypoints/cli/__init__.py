@@ -42,9 +42,10 @@ def _drawlot(
     pass
 
 
-for command in (generate, chat, info):
-    app.command()(command)
+app.command()(generate)
+app.command()(chat)
 app.command(cls=SpreadingCommand)(score)
+app.command()(info)
 app.add_typer(bench_app, name="bench")
 
 

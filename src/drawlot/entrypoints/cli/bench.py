@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from drawlot.entrypoints.cli.console import AsJson, quiet_libraries, write_json
+from drawlot.entrypoints.cli.console import AsJson, loading, write_json
 from drawlot.entrypoints.cli.options import with_options
 
 bench_app = typer.Typer(rich_markup_mode=None)
@@ -37,8 +37,8 @@ def engine(
     token of every request on, what a step of the engine spends its time on, and those of transformers' generate_batch
     with the faster of its attention functions paged|sdpa and paged|eager.
     """
-    quiet_libraries()
-    from drawlot.entrypoints.engine_benchmark import measure
+    with loading():
+        from drawlot.entrypoints.engine_benchmark import measure
 
     measured = measure(model, device, requests, prompt_tokens, new_tokens, repeats, baseline)
     if as_json:

@@ -1,15 +1,19 @@
 """`drawlot chat`: talk with a model that has a chat template."""
 
 import sys
-from collections.abc import Iterator
-from typing import Annotated, TextIO
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from drawlot.engine.args import EngineArgs
 from drawlot.entrypoints.cli.console import AsJson, load, read_lines, write_json
 from drawlot.entrypoints.cli.options import with_options
+from drawlot.errors import ModelError
 from drawlot.params import SamplingParams
+
+if TYPE_CHECKING:
+    from drawlot.engine.outputs import RequestOutput
 
 WITHOUT_USE = ("n", "logprobs", "prompt_logprobs", "logprob_token_ids", "detokenize", "logprobs_mode", "max_logprobs")
 
@@ -37,23 +41,36 @@ def chat(
     history = [{"role": "system", "content": system}] if system else []
     for turn in [message] if message is not None else _asked() if interactive else read_lines():
         history.append({"role": "user", "content": turn})
-        answer: dict[str, str | None] = {"role": "assistant", "content": "", "finish_reason": None}
         stream = llm.stream(llm.chat_prompts(history), params)
-        try:
-            for _, request in stream:
-                [completion] = request.outputs
-                if not as_json:
-                    _write(completion.text[len(answer["content"] or "") :], sys.stdout)
-                answer |= {"content": completion.text, "finish_reason": completion.finish_reason}
-        except KeyboardInterrupt:
-            if not interactive:
-                raise
-            stream.close()
+        answer = _show(stream, quiet=as_json, may_stop=interactive)
+        history.append({"role": "assistant", "content": answer.text})
         if as_json:
-            write_json(answer, sys.stdout)
-        else:
-            _write("\n", sys.stdout)
-        history.append({"role": "assistant", "content": answer["content"] or ""})
+            write_json({**history[-1], "finish_reason": answer.finish_reason}, sys.stdout)
+
+
+class _Answer(NamedTuple):
+    text: str = ""
+    finish_reason: str | None = None
+
+
+def _show(stream: "Generator[tuple[int, RequestOutput]]", quiet: bool, may_stop: bool) -> _Answer:
+    """Write an answer while it grows, then a line break; where it may be stopped, Ctrl-C keeps what there is."""
+    answer = _Answer()
+    try:
+        for _, request in stream:
+            [completion] = request.outputs
+            if not quiet:
+                _write(completion.text[len(answer.text) :])
+            answer = _Answer(completion.text, completion.finish_reason)
+            if completion.finish_reason == "error":
+                raise ModelError(f"the answer was ended by an error ({completion.stop_reason})")
+    except KeyboardInterrupt:
+        if not may_stop:
+            raise
+        stream.close()
+    if not quiet:
+        _write("\n")
+    return answer
 
 
 def _asked() -> Iterator[str]:
@@ -70,6 +87,6 @@ def _asked() -> Iterator[str]:
             yield turn
 
 
-def _write(text: str, out: TextIO) -> None:
-    out.write(text)
-    out.flush()
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

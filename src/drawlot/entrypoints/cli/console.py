@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -34,14 +35,27 @@ OutputFile = Annotated[
 
 def load(engine_args: EngineArgs) -> "LLM":
     """The model behind a command."""
-    quiet_libraries()
-    from drawlot.entrypoints.llm import LLM
+    with loading():
+        from drawlot.entrypoints.llm import LLM
 
-    return LLM(**dataclasses.asdict(engine_args))
+        return LLM(**dataclasses.asdict(engine_args))
 
 
-def quiet_libraries() -> None:
-    """Let libraries log, warn and draw bars on a terminal only; to be called before they are imported."""
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Where the heavy libraries are imported: they log, warn and draw bars on a terminal only."""
+    _quiet_libraries()
+    # What an import makes of a KeyboardInterrupt is not ours to predict: until it is done, Ctrl-C ends the process.
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _quiet_libraries() -> None:
     if not sys.stderr.isatty():
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")

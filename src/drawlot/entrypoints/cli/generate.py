@@ -11,6 +11,7 @@ from drawlot.engine.args import EngineArgs
 from drawlot.entrypoints.cli.console import AsJson, OutputFile, UsageError, load, opened, read_text, write_json
 from drawlot.entrypoints.cli.options import with_options
 from drawlot.entrypoints.cli.records import request_record
+from drawlot.errors import ModelError
 from drawlot.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def generate(
         raise UsageError("--echo and --no-echo have no use with --json, which always holds the prompt")
     llm = load(engine_args)
     with opened(output) as out:
-        stream = _with_progress(llm.stream(texts, params), len(texts), out)
+        stream = _watched(llm.stream(texts, params), len(texts), out)
         if as_json:
             for finished in _in_order(stream):
                 write_json(request_record(finished), out)
@@ -64,14 +65,24 @@ def _prompts(arguments: Sequence[str], file: Path | None) -> list[str]:
     return texts
 
 
-def _with_progress(stream: "Stream", count: int, out: TextIO) -> "Stream":
-    """The same stream, with a bar on stderr for a batch, unless the terminal shows the texts themselves."""
+def _watched(stream: "Stream", count: int, out: TextIO) -> "Stream":
+    """The same stream; for a batch with a bar on stderr, unless the terminal shows the texts themselves.
+
+    Raises:
+        ModelError: At the end, if some text was ended by an error.
+    """
     from tqdm.auto import tqdm
 
+    failures = []
     with tqdm(total=count, unit="prompt", disable=True if count == 1 or out.isatty() else None) as bar:
         for index, request in stream:
-            bar.update(request.finished)
+            if request.finished:
+                bar.update()
+                failures += [(index, each) for each in request.outputs if each.finish_reason == "error"]
             yield index, request
+    for index, completion in failures:
+        where = f"prompt {index + 1}, choice {completion.index + 1}"
+        raise ModelError(f"{where}: ended by an error ({completion.stop_reason}), {len(failures)} in all")
 
 
 def _in_order(stream: "Stream") -> "Iterator[RequestOutput]":

@@ -12,7 +12,7 @@ import typer
 
 from drawlot.assets import EMBEDDED, resolve
 from drawlot.engine.args import SAMPLER_BACKENDS
-from drawlot.entrypoints.cli.console import AsJson, quiet_libraries, write_json
+from drawlot.entrypoints.cli.console import AsJson, loading, write_json
 from drawlot.entrypoints.cli.options import with_options
 from drawlot.errors import ModelError
 
@@ -29,14 +29,14 @@ def info(
 
     Versions, devices, the sampler backends (or why one cannot run), the embedded models, a model's configuration.
     """
-    quiet_libraries()
-    facts: dict[str, dict[str, Any]] = {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "devices": _devices(),
-        "sampler_backends": _backends(),
-        "embedded_models": _embedded_models(),
-        "model": _configuration(model),
-    }
+    with loading():
+        facts: dict[str, dict[str, Any]] = {
+            "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+            "devices": _devices(),
+            "sampler_backends": _backends(),
+            "embedded_models": _embedded_models(),
+            "model": _configuration(model),
+        }
     if as_json:
         write_json(facts, sys.stdout)
         return

@@ -98,7 +98,8 @@ def score(
 def _label_id(tokenizer: Any, label: str) -> int:
     ids: list[int] = tokenizer.encode(label, add_special_tokens=False)
     if len(ids) != 1:
-        raise ParameterError("labels", f"must be one token each, {label!r} is {len(ids)}", tokenizer.batch_decode(ids))
+        tokens = [tokenizer.decode([token_id]) for token_id in ids]
+        raise ParameterError("labels", f"must be one token each, {label!r} is {len(ids)}", tokens)
     return ids[0]
 
 

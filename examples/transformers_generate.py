@@ -7,7 +7,7 @@ from drawlot.adapters.transformers import custom_generate
 from drawlot.assets import resolve
 
 path = resolve("tiny")  # a model that comes with drawlot; any decoder-only one will do
-model = AutoModelForCausalLM.from_pretrained(path)
+model = AutoModelForCausalLM.from_pretrained(path, dtype="float32")  # bfloat16 logits would vary with the batch
 tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
 
 

@@ -56,13 +56,22 @@ def drawn(sequences, prompts):
     return sequences[:, max(map(len, prompts)) :].tolist()
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_greedy_equals_plain_generate(model, use_cache):
-    ours = generate(model, PROMPTS, use_cache=use_cache)
-    plain = generate(model, PROMPTS, use_cache=use_cache, custom_generate=None)
-    assert ours.tolist() == plain.tolist()
-    explicit = generate(model, PROMPTS, sampling_params=SamplingParams(temperature=0, max_tokens=12))
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_cache": False}, {"cache_implementation": "static"}, {"prefill_chunk_size": 2}],
+    ids=["cache", "no cache", "static cache", "chunked prefill"],
+)
+def test_greedy_equals_plain_generate(model, options):
+    plain = generate(model, PROMPTS, custom_generate=None, **options)
+    assert generate(model, PROMPTS, **options).tolist() == plain.tolist()
+    explicit = generate(model, PROMPTS, sampling_params=SamplingParams(temperature=0, max_tokens=12), **options)
     assert explicit.tolist() == plain.tolist()
+
+
+def test_a_mask_is_not_needed_without_padding(model):
+    ids = torch.tensor(PROMPTS[:1])
+    ours = model.generate(ids, custom_generate=custom_generate, max_new_tokens=4)
+    assert ours.tolist() == model.generate(ids, max_new_tokens=4).tolist()
 
 
 def test_greedy_with_processors_equals_plain_generate(model):

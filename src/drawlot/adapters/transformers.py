@@ -61,9 +61,9 @@ def custom_generate(
 
     A row ends at its `max_tokens`, at an end-of-text token (unless `ignore_eos`), at one of its `stop_token_ids` or
     when the stopping criteria say so, whichever is first; so pass `max_new_tokens` too, or transformers' own default
-    applies. The position of a draw counts the real tokens of its row, not the padding: a row's tokens do not depend
-    on its neighbours. Of `num_return_sequences` (for which transformers asks for do_sample=True), sequence i is choice
-    i of its prompt.
+    applies. The position of a draw counts the real tokens of its row, not the padding: for the same logits, a row's
+    tokens do not depend on its neighbours (a model's bfloat16 logits often do, its float32 logits hardly). Of
+    `num_return_sequences`, for which transformers asks for do_sample=True, sequence i is choice i of its prompt.
 
     transformers 5.17 does not hand its `streamer` to a callable; bind it as well:
     `generate(..., streamer=s, custom_generate=functools.partial(custom_generate, streamer=s))`. Nor does it hand over

@@ -54,9 +54,9 @@ CASES = (
         ),
         speedup=10,
     ),
-    Case("top-p 0.9, N(0, 3)", SamplingParams(temperature=0.8, top_p=0.9), speedup=6),
+    Case("top-p 0.9, N(0, 3)", SamplingParams(top_p=0.9), speedup=6),
     Case("no filter, 20 logprobs", SamplingParams(temperature=0.8, logprobs=20)),
-    Case("top-p 0.9, N(0, 1)", SamplingParams(temperature=0.8, top_p=0.9), spread=1.0, speedup=2),
+    Case("top-p 0.9, N(0, 1)", SamplingParams(top_p=0.9), spread=1.0, speedup=2),
 )
 
 

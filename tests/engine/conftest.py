@@ -61,6 +61,7 @@ def _configs() -> dict[str, Callable[[], transformers.PreTrainedConfig]]:
         ),
         "bloom": lambda: t.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4),
         "falcon": lambda: t.FalconConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),
+        "stablelm": lambda: t.StableLmConfig(**{k: v for k, v in _COMMON.items() if k != "head_dim"}),
         "mamba": lambda: t.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4),
         "rwkv": lambda: t.RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32),
         "lfm2": lambda: t.Lfm2Config(

@@ -56,6 +56,7 @@ def test_half_precision_passes_the_canary(dtype, make_engine):
     [
         ("bloom", "model type 'bloom'"),
         ("falcon", "model type 'falcon'"),
+        ("stablelm", "model type 'stablelm' does not run with paged attention"),
         ("mamba", "layers that are not supported: linear_attention"),
         ("rwkv", "recurrent state"),
         ("lfm2", "layers that are not supported: conv"),
@@ -68,8 +69,10 @@ def test_refuses_what_it_cannot_run(name, reason, make_engine):
 
 
 def test_refuses_what_is_not_there(tmp_path):
-    with pytest.raises(ModelError, match="cannot load the configuration"):
+    with pytest.raises(ModelError, match="nothing: no such folder"):
         Engine(EngineArgs(model=str(tmp_path / "nothing")))
+    with pytest.raises(ModelError, match="cannot load the configuration"):
+        Engine(EngineArgs(model=str(tmp_path)))
 
 
 def test_refuses_weights_without_safetensors(model_folder, tmp_path):

@@ -104,9 +104,7 @@ class Runner:
         spans = {}
         for chunk in chunks:
             choice = chunk.choice
-            tokens = choice.token_ids
-            # A decode step takes the last token without copying the list's slices.
-            new = tokens[-1:] if chunk.draws and chunk.num_tokens == 1 else tokens[choice.num_computed : chunk.end]
+            new = choice.token_ids[choice.num_computed : chunk.end]
             spans[choice.row] = chunk, Span(choice.row, choice.num_computed, new)
         batch = BatchBuilder(
             [span for _, span in spans.values()], self.cache.tables, self.config.block_size, self._windows

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +64,8 @@ def load(args: EngineArgs) -> LoadedModel:
 
 
 def _from_pretrained(factory: Any, name: str, **kwargs: Any) -> Any:
+    if (Path(name).is_absolute() or name.startswith(".")) and not Path(name).is_dir():
+        raise ModelError(f"{name}: no such folder")
     try:
         return factory.from_pretrained(resolve(name), trust_remote_code=False, **kwargs)
     # What transformers raises for missing files, unknown types, bad JSON and bad weights has no common class.
@@ -97,7 +100,7 @@ def _context_length(name: str, config: Any) -> int:
         # Longrope (and dynamic, beyond max_position_embeddings) takes its frequencies from the longest request of a
         # batch: below this length none is long.
         if isinstance(parameters, dict) and parameters.get("rope_type") == "longrope":
-            length = min(length, parameters["original_max_position_embeddings"])
+            length = min(length, parameters.get("original_max_position_embeddings", length))
     return int(length)
 
 

@@ -127,6 +127,24 @@ def test_noise_broadcasts():
         assert block[position, token] == noise((-5, position, 0, token, 0, 0), as_numpy, wide=False)[0]
 
 
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("convert", [as_numpy, as_torch])
+def test_a_run_of_ids_has_the_noise_of_each_id(convert, wide):
+    starts = (0, 128, 2**20)
+    keys = [[seed, 2**40 + seed, 3, 5] for seed in (1, -2, 2**62)]
+
+    def column(numbers):
+        parts = [convert(number) for number in numbers]
+        return np.concatenate(parts) if convert is as_numpy else torch.cat(parts)
+
+    seed, position, choice, row = map(column, zip(*keys))
+    run = rng.gumbel_noise_run(column(starts), 7, seed, position, Stream.TARGET_TOKEN, choice, row, wide=wide)
+    ids = column(starts)[:, None] + column(range(7))
+    columns = (part[:, None] for part in (seed, position))
+    each = rng.gumbel_noise(ids, *columns, Stream.TARGET_TOKEN, choice[:, None], row[:, None], wide=wide)
+    assert np.asarray(run).tobytes() == np.asarray(each).tobytes()
+
+
 def float32_words():
     """Words where float32 is fine, all over, and where it is coarse."""
     fine, coarse = np.arange(1 << 20), np.arange((1 << 32) - (1 << 20), 1 << 32)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from drawlot import rng
+from drawlot import functional, rng
 from drawlot.rng import Stream
 from drawlot.testing import chi_square, independence
 from tests.statistical.draws import EMPTY, pair_table, tokens_of
@@ -58,10 +58,6 @@ def loses_high_word_of_position(right, seed, position, *rest):
     return right(seed, position & np.uint64(2**32 - 1), *rest)
 
 
-def is_keyed_by_batch_row(right, seed, position, *rest):
-    return right(seed, np.arange(len(position), dtype=np.uint64), *rest)
-
-
 def loses_low_bit_of_seed(right, seed, *rest):
     return right(seed >> np.uint64(1), *rest)
 
@@ -78,7 +74,6 @@ def ignores_choice(right, seed, position, stream, block, choice, row):
     ("bug", "change"),
     [
         (loses_low_bit_of_position, "position"),
-        (is_keyed_by_batch_row, "position"),
         (loses_high_word_of_position, "position, beyond 2^32"),
         (loses_low_bit_of_seed, "seed"),
         (loses_high_word_of_seed, "seed, high word"),
@@ -89,6 +84,11 @@ def test_a_part_lost_from_the_key_is_seen(monkeypatch, bug, change):
     monkeypatch.setattr(rng, "words", partial(bug, rng.words))
     table = pair_table(tokens_at(1 << 16, **BASE), tokens_at(1 << 16, **{**BASE, **CHANGES[change]}))
     assert not independence(table).ok
+
+
+def test_noise_keyed_by_batch_row_is_seen(monkeypatch):
+    monkeypatch.setattr(functional, "_positions", lambda positions, *_: torch.arange(len(positions)))
+    assert not independence(pair_table(tokens_at(1 << 16, **BASE), tokens_at(1 << 16, **{**BASE, "first": 1}))).ok
 
 
 # 16 tiles whose first 16 tokens are live: the ids of tiles 0 .. 15 and of the tokens of tile 0 are the same numbers.
@@ -108,10 +108,10 @@ def test_the_tile_says_nothing_about_the_token_inside():
 
 
 def test_a_stream_shared_by_tiles_and_tokens_is_seen(monkeypatch):
-    def share_a_stream(right, ids, seed, position, stream, *args, **kwargs):
-        return right(ids, seed, position, Stream.TARGET_TILE, *args, **kwargs)
+    def share_a_stream(right, seed, position, stream, *rest):
+        return right(seed, position, Stream.TARGET_TILE, *rest)
 
-    monkeypatch.setattr(rng, "gumbel_noise", partial(share_a_stream, rng.gumbel_noise))
+    monkeypatch.setattr(rng, "words", partial(share_a_stream, rng.words))
     assert not independence(tile_and_lane_table(1 << 15)).ok
 
 

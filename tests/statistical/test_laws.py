@@ -5,8 +5,6 @@ random softmax most mistakes would move little mass. What the sample sizes can s
 each law also fails with one draw in a hundred led astray, and against the law of a likely mistake.
 """
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -79,16 +77,19 @@ def test_draws_with_float64_noise_follow_their_law():
     assert result.ok, result
 
 
-def tokens_race_with_the_stream_of_tiles(right, ids, seed, position, stream, *args, **kwargs):
-    return right(ids, seed, position, Stream.TARGET_TILE, *args, **kwargs)
+def tokens_race_with_the_stream_of_tiles(patch):
+    words = rng.words
+    patch.setattr(rng, "words", lambda seed, position, stream, *rest: words(seed, position, Stream.TARGET_TILE, *rest))
 
 
-def four_tokens_share_a_word(right, ids, *args, **kwargs):
-    return right(ids & ~np.uint64(3), *args, **kwargs)
+def four_tokens_share_a_word(patch):
+    words = rng.words
+    patch.setattr(rng, "words", lambda *args: (words(*args)[0],) * 4)
 
 
-def noise_is_rounded_to_eighths(right, *args, **kwargs):
-    return np.round(right(*args, **kwargs) * 8) / 8
+def noise_is_rounded_to_eighths(patch):
+    gumbel = rng.gumbel
+    patch.setattr(rng, "gumbel", lambda uniform: np.round(gumbel(uniform) * 8) / 8)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def noise_is_rounded_to_eighths(right, *args, **kwargs):
 def test_a_bug_planted_in_the_noise_fails_a_law(monkeypatch, bug, law):
     logits, params = LAWS[law]
     law = law_of(logits, **params)
-    monkeypatch.setattr(rng, "gumbel_noise", partial(bug, rng.gumbel_noise))
+    bug(monkeypatch)
     assert not chi_square(counts_of(tokens_of(logits, 1 << 17, **params), law), law).ok
 
 

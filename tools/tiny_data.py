@@ -4,7 +4,7 @@ Reads the standard library of the Python that runs it (the released weights come
 
 * into the assets: the byte-level BPE tokenizer, the chat template, the licence and `manifest.json`, which
   names every file used with its hash and its side of the split;
-* into a work folder: `tokens.npz`, the token streams that `tools/train_tiny.py` trains on.
+* into a work folder: the token streams and held-out texts that `tools/train_tiny.py` reads.
 
 The same library gives the same files, byte for byte: nothing here is random.
 """
@@ -104,15 +104,28 @@ def without_leaks(sources: list[Source]) -> list[Source]:
     ]
 
 
+def without_docstrings(text: str) -> str:
+    """The same code with the docstrings of its functions taken out, where they stand on lines of their own."""
+    lines, dropped = text.split("\n"), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
+            docstring, *rest = node.body
+            if rest and node.lineno < docstring.lineno and docstring.end_lineno < rest[0].lineno:
+                dropped.update(range(docstring.lineno - 1, docstring.end_lineno))
+                gap = range(docstring.end_lineno, rest[0].lineno - 1)
+                dropped.update(line for line in gap if not lines[line].strip())
+    return "\n".join(line for number, line in enumerate(lines) if number not in dropped)
+
+
 def chats(source: Source) -> Iterator[str]:
-    """The documented functions of a file as turns: the docstring asks, in four forms; the function answers."""
+    """The documented functions of a file as turns: the docstring asks, in four forms; the code answers."""
     for node in ast.walk(ast.parse(source.text)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not (doc := ast.get_docstring(node)):
             continue
         arguments = ast.unparse(node.args)
         request = " ".join(doc.split("\n\n")[0].split())
         body = ast.get_source_segment(source.text, node) or ""
-        answer = re.sub(rf"^ {{{node.col_offset}}}", "", body, flags=re.MULTILINE)
+        answer = without_docstrings(re.sub(rf"^ {{{node.col_offset}}}", "", body, flags=re.MULTILINE))
         is_method = arguments.startswith(("self", "cls"))
         if is_method or not (12 <= len(request) <= 300 and 30 <= len(answer) <= 1500):
             continue
@@ -180,7 +193,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> tuple[np
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--assets", type=Path, default=Path("src/drawlot/assets"), help="the models' folder")
-    parser.add_argument("--work", type=Path, default=Path(".work/tiny"), help="where tokens.npz goes")
+    parser.add_argument("--work", type=Path, default=Path(".work/tiny"), help="the work folder")
     args = parser.parse_args()
     warnings.simplefilter("ignore", Warning)
 
@@ -199,13 +212,19 @@ def main() -> None:
     (args.assets / "LICENSE-PSF.txt").write_bytes((root / "LICENSE.txt").read_bytes())
 
     args.work.mkdir(parents=True, exist_ok=True)
-    streams = {"held_out": held_out, "library": library, "tests": tests, "chats": conversations}
+    streams = {
+        "held_out": held_out,
+        "library": library,
+        "library_code": [without_docstrings(text) for text in library],
+        "tests": tests,
+        "chats": conversations,
+    }
     arrays = {}
     for name, documents in streams.items():
         arrays[name], arrays[f"{name}_starts"] = encode(tokenizer, documents)
         size = sum(len(document.encode()) for document in documents)
         print(f"{name}: {len(documents)} documents, {size} bytes, {len(arrays[name])} tokens")
-    (args.work / "held_out.txt").write_text("".join(held_out), newline="")
+    (args.work / "held_out.json").write_text(json.dumps(held_out))
     vocabulary = tokenizer.get_vocab()
     arrays["newlines"] = np.array([vocabulary[token] for token in vocabulary if set(token) == {NEWLINE}])
     np.savez(args.work / "tokens.npz", **arrays)

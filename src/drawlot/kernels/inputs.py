@@ -34,6 +34,10 @@ class RowParams(NamedTuple):
     row: Tensor
     """int64 [N]: row within a verified step, 0 for an ordinary draw"""
 
+    def pick(self, rows: Tensor | slice) -> "RowParams":
+        """Those of some rows."""
+        return RowParams(*(column[rows] for column in self))
+
 
 class SparseBias(NamedTuple):
     """Adds values[i] to token ids[i] of row rows[i]; ids are distinct within a row."""
@@ -119,10 +123,9 @@ class LogprobsWanted(NamedTuple):
         """C: the drawn token and the longest list of any row."""
         return 1 + max(self.max_top, self.token_ids.shape[1])
 
-    def rows(self, start: int, stop: int) -> "LogprobsWanted":
-        """What rows start .. stop - 1 want."""
-        part = slice(start, stop)
-        return LogprobsWanted(self.mode, self.wanted[part], self.num_top[part], self.token_ids[part], self.max_top)
+    def pick(self, rows: Tensor | slice) -> "LogprobsWanted":
+        """What some rows want."""
+        return LogprobsWanted(self.mode, self.wanted[rows], self.num_top[rows], self.token_ids[rows], self.max_top)
 
 
 class SampledRows(NamedTuple):

@@ -21,33 +21,41 @@ def grammar_masked(tiles: Tensor, edits: Edits) -> Tensor:
     """The tiles with the grammar bitmask applied: what raw logprobs are computed from."""
     if edits.bitmask is None:
         return tiles
-    bits = torch.arange(32, dtype=torch.int32, device=tiles.device)
-    allowed = ((edits.bitmask.unsqueeze(2) >> bits) & 1).flatten(1)
+    # Bytes, not words: a quarter of the memory. Byte j of a word holds its ids 8 j .. 8 j + 7.
+    bits = torch.arange(8, dtype=torch.uint8, device=tiles.device)
+    allowed = (edits.bitmask.contiguous().view(torch.uint8).unsqueeze(2) >> bits).bitwise_and_(1).flatten(1)
     width = tiles.shape[1] * TILE
     # The mask ends at the vocabulary's last word, the tiles at a multiple of 128: what lies between is padding.
     allowed = torch.nn.functional.pad(allowed[:, :width], (0, max(0, width - allowed.shape[1])))
     return tiles.masked_fill(allowed.view_as(tiles) == 0, -torch.inf)
 
 
-def row_values(masked: Tensor, edits: Edits) -> Tensor:
-    """The rows' values [N, T, 128] from the grammar-masked tiles: hard masks, then bias, then penalties."""
-    if not edits.beyond_bitmask:
-        return masked
-    values = masked.clone(memory_format=torch.contiguous_format)
+def edited_rows(edits: Edits) -> Tensor:
+    """int64 [M], ascending: the rows that an edit beyond the bitmask names."""
+    rows: Tensor = torch.unique(torch.cat([edit[0] for edit in edits[1:] if edit is not None]))
+    return rows
+
+
+def row_values(masked: Tensor, edits: Edits, which: Tensor) -> Tensor:
+    """The values [M, T, 128] of the rows `which` [M] of grammar-masked tiles: hard masks, bias, then penalties."""
+    values = masked[which]
     flat = values.flatten(1)
+
+    def own(rows: Tensor) -> Tensor:
+        return torch.searchsorted(which, rows)
+
     if edits.allowed is not None:
-        rows, ids = edits.allowed
+        rows, ids = own(edits.allowed[0]), edits.allowed[1]
         kept = flat[rows, ids]
         flat[rows] = -torch.inf
         flat[rows, ids] = kept
     if edits.masked is not None:
-        flat[edits.masked] = -torch.inf
+        flat[own(edits.masked[0]), edits.masked[1]] = -torch.inf
     if edits.bias is not None:
-        rows, ids, bias = edits.bias
-        flat[rows, ids] += bias
+        flat[own(edits.bias.rows), edits.bias.ids] += edits.bias.values
     if edits.penalties is not None:
-        rows, ids, repetition, subtract, subtract_once = edits.penalties
+        rows, ids = own(edits.penalties.rows), edits.penalties.ids
         x = flat[rows, ids]
-        x = torch.where(x > 0, x / repetition, x * repetition)
-        flat[rows, ids] = x - subtract - subtract_once
+        x = torch.where(x > 0, x / edits.penalties.repetition, x * edits.penalties.repetition)
+        flat[rows, ids] = x - edits.penalties.subtract - edits.penalties.subtract_once
     return values

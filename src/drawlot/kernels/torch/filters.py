@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drawlot.kernels.torch.scan import IntArray, Tokens, in_order, kth_largest_tile, on_host, tokens_at_least
+from drawlot.kernels.torch.scan import IntArray, Tiles, Tokens, in_order, kth_largest_tile, on_host, tokens_at_least
 
 _SMALL_VOCAB_TILES = 16  # so few tiles are listed whole
 _MOST_LISTED = 1024  # a larger top_k is cut from the whole row
@@ -64,7 +64,7 @@ def listable(filters: Filters, num_tiles: int) -> NDArray[np.bool_]:
 
 
 def kept_of_best_tokens(
-    tiles: Tensor,
+    tiles: Tiles,
     maxima: NDArray[np.float32],
     row_max: NDArray[np.float32],
     temperature: NDArray[np.float64],
@@ -77,7 +77,7 @@ def kept_of_best_tokens(
     is exact if what its other filters keep lies above the line of its 64th largest tile maximum.
 
     Args:
-        tiles: float32 [N, T, 128], on any device; the rest is on the host.
+        tiles: Of N rows, on any device; the rest is on the host.
         maxima: [N, T]; row_max and temperature: [N].
         row_mass: [N], the whole rows' sum of exp(z); None if every row has top_k.
         filters: Of these rows, `listable`.

@@ -1,15 +1,18 @@
 """Logprobs in the four modes, top tokens, the ids asked for, and the rank of the drawn token."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drawlot.kernels.inputs import SMALLEST_TEMPERATURE, TILE, LogprobsWanted, RowParams
+from drawlot.kernels.inputs import SMALLEST_TEMPERATURE, TILE, LogprobsWanted
 from drawlot.kernels.torch.edits import as_tiles
 from drawlot.kernels.torch.filters import Cut
 from drawlot.kernels.torch.scan import (
     IntArray,
+    Tiles,
     in_order,
     kth_largest_tile,
     on_host,
@@ -22,76 +25,63 @@ from drawlot.kernels.torch.scan import (
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
-Columns = tuple[Tensor, Tensor, Tensor]
-"""ids int64 [N, C], logprobs float32 [N, C], rank of the drawn token int64 [N]"""
+
+class Columns(NamedTuple):
+    """The logprob columns of some rows, on the host."""
+
+    ids: IntArray
+    """[N, C]"""
+    logprobs: NDArray[np.float32]
+    """[N, C]"""
+    ranks: IntArray
+    """[N], of the drawn tokens"""
+
+    @classmethod
+    def unused(cls, n: int, columns: int) -> "Columns":
+        """Rows without a token, or that want none."""
+        empty = np.full((n, columns), -np.inf, np.float32)
+        return cls(np.full((n, columns), -1), empty, np.zeros(n, np.int64))
+
+    def put(self, index: IntArray, part: "Columns") -> None:
+        """Set some rows."""
+        self.ids[index], self.logprobs[index], self.ranks[index] = part
+
+    def on_device(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """As tensors."""
+        ids, logprobs, ranks = (torch.from_numpy(column).to(device) for column in self)
+        return ids, logprobs, ranks
 
 
-def logprobs_of(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> Columns:
-    """Raw logprobs of given tokens [N] of logits [N, V], nothing drawn."""
+def logprobs_of(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> tuple[Tensor, Tensor, Tensor]:
+    """Raw logprobs of given tokens [N] of logits [N, V], nothing drawn: ids [N, C], logprobs [N, C], ranks [N]."""
     tiles = as_tiles(logits)
-    return _raw_columns(tiles, tile_maxima(tiles), on_host(token_ids), wanted)
+    columns = raw_columns(Tiles(tiles), tile_maxima(tiles), on_host(token_ids), wanted)
+    return columns.on_device(logits.device)
 
 
-def row_logprobs(
-    raw: Tensor,
-    raw_maxima: Tensor,
-    values: Tensor,
-    maxima: Tensor,
-    cut: Cut,
-    mass: NDArray[np.float64],
-    tokens: IntArray,
-    params: RowParams,
-    wanted: LogprobsWanted,
-) -> Columns:
-    """The columns of drawn rows.
-
-    Args:
-        raw: float32 [N, T, 128], logits with the grammar bitmask alone; raw_maxima: their tile maxima [N, T].
-        values: float32 [N, T, 128], the values of stage 2; maxima: their tile maxima [N, T].
-        cut: Of the drawn rows.
-        mass: [N], the kept tokens' sum of exp(z).
-        tokens: [N], -1 for a bad row.
-        params: Of all rows.
-        wanted: Of all rows.
-    """
-    temperature = on_host(params.temperature)
-    if wanted.mode.startswith("raw"):
-        # Rows drawn from as they came have just been summed up.
-        summed = values is raw and bool(((temperature == 1) & (cut.id == -1)).all())
-        return _raw_columns(raw, raw_maxima, tokens, wanted, mass if summed else None)
-    greedy = temperature == 0
-    temperature = np.where(greedy, 1.0, np.maximum(temperature, SMALLEST_TEMPERATURE))
-    if greedy.any():
-        # Greedy rows: the values at T = 1, no filters.
-        mass = np.where(greedy, _mass(values, maxima, wanted.mode), mass)
-        cut = Cut(np.where(greedy, np.float32(-np.inf), cut.value), np.where(greedy, -1, cut.id))
-    return _columns(values, maxima, cut, mass, temperature, tokens, wanted)
-
-
-def _raw_columns(
-    tiles: Tensor,
+def raw_columns(
+    tiles: Tiles,
     maxima: Tensor,
     tokens: IntArray,
     wanted: LogprobsWanted,
     mass: NDArray[np.float64] | None = None,
 ) -> Columns:
+    """The columns of the raw modes.
+
+    Args:
+        tiles: Of N rows, the logits with the grammar bitmask alone; maxima: float32 [N, T], theirs.
+        tokens: [N].
+        wanted: Of these rows.
+        mass: [N], the rows' sum of exp(logit - maximum), where it is known.
+    """
     n = len(tokens)
     if mass is None:
         mass = _mass(tiles, maxima, wanted.mode)
     return _columns(tiles, maxima, Cut.nowhere(n), mass, np.ones(n), tokens, wanted)
 
 
-def _mass(tiles: Tensor, maxima: Tensor, mode: str) -> NDArray[np.float64]:
-    """[N]: the rows' sum of exp(value - maximum); 1 in the logits modes, which need none."""
-    if mode.endswith("logits"):
-        return np.ones(len(tiles))
-    masses = tile_masses(tiles, maxima, maxima.amax(1), None)
-    with np.errstate(invalid="ignore"):  # bad rows
-        return masses.totals(rows_of(tiles), len(tiles))
-
-
-def _columns(
-    tiles: Tensor,
+def processed_columns(
+    tiles: Tiles,
     maxima: Tensor,
     cut: Cut,
     mass: NDArray[np.float64],
@@ -99,19 +89,55 @@ def _columns(
     tokens: IntArray,
     wanted: LogprobsWanted,
 ) -> Columns:
-    n, device = len(tokens), tiles.device
-    use = on_host(wanted.wanted) & (tokens >= 0)
-    ids = np.full((n, wanted.columns), -1)
+    """The columns of the processed modes.
+
+    Args:
+        tiles: Of N rows, the values of stage 2; maxima: float32 [N, T], theirs.
+        cut: Of the rows; mass: [N], the kept tokens' sum of exp(z).
+        temperature: [N]; greedy rows, at 0, are taken at 1 and without filters.
+        tokens: [N].
+        wanted: Of these rows.
+    """
+    greedy = temperature == 0
+    temperature = np.where(greedy, 1.0, np.maximum(temperature, SMALLEST_TEMPERATURE))
+    if greedy.any():
+        mass = np.where(greedy, _mass(tiles, maxima, wanted.mode), mass)
+        cut = Cut(np.where(greedy, np.float32(-np.inf), cut.value), np.where(greedy, -1, cut.id))
+    return _columns(tiles, maxima, cut, mass, temperature, tokens, wanted)
+
+
+def _mass(tiles: Tiles, maxima: Tensor, mode: str) -> NDArray[np.float64]:
+    """[N]: the rows' sum of exp(value - maximum); 1 in the logits modes, which need none."""
+    if mode.endswith("logits"):
+        return np.ones(len(maxima))
+    return tile_masses(tiles, maxima, maxima.amax(1), None).totals(rows_of(maxima), len(maxima))
+
+
+def _columns(
+    tiles: Tiles,
+    maxima: Tensor,
+    cut: Cut,
+    mass: NDArray[np.float64],
+    temperature: NDArray[np.float64],
+    tokens: IntArray,
+    wanted: LogprobsWanted,
+) -> Columns:
+    n = len(tokens)
+    use = on_host(wanted.wanted)
+    columns = Columns.unused(n, wanted.columns)
+    ids = columns.ids
     ids[:, 0] = np.where(use, tokens, -1)
     if wanted.max_top:
-        ids[:, 1 : 1 + wanted.max_top] = _top_tokens(tiles, maxima, cut, use, on_host(wanted.num_top), wanted.max_top)
+        num_top = np.where(use, on_host(wanted.num_top), 0)
+        ids[:, 1 : 1 + wanted.max_top] = _top_tokens(tiles, on_host(maxima), cut, num_top, wanted.max_top)
     if wanted.token_ids.shape[1]:
         custom = on_host(wanted.token_ids)
         asks = use & (custom[:, 0] >= 0)
         ids[asks, 1 : 1 + custom.shape[1]] = custom[asks]
 
-    at = np.arange(n)[:, None], *np.divmod(np.maximum(ids, 0), TILE)
-    x = on_host(tiles[tuple(torch.from_numpy(part).to(device) for part in at)])
+    rows = np.arange(n)[:, None].repeat(wanted.columns, 1).reshape(-1)
+    tile_ids, lanes = np.divmod(np.maximum(ids, 0).reshape(-1), TILE)
+    x = on_host(tiles.at(rows, tile_ids))[np.arange(len(rows)), lanes].reshape(ids.shape)
     kept = (x > cut.value[:, None]) | ((x == cut.value[:, None]) & (ids <= cut.id[:, None]))
     kept &= (x > -np.inf) & (ids >= 0)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -121,34 +147,31 @@ def _columns(
             row_max = on_host(maxima.amax(1))
             z = (x.astype(np.float64) - row_max[:, None]) / temperature[:, None]
             result = z - np.log(mass)[:, None]
-    result = np.where(kept, result, -np.inf).astype(np.float32)
-    ranks = _ranks(tiles, on_host(maxima), np.where(use, x[:, 0], np.float32(np.inf)), tokens)
-    ranks = np.where(use, ranks, 0)
-    return torch.from_numpy(ids).to(device), torch.from_numpy(result).to(device), torch.from_numpy(ranks).to(device)
+    columns.logprobs[kept] = result[kept]
+    line = np.where(use, x[:, 0], np.float32(np.inf))
+    columns.ranks[use] = _ranks(tiles, on_host(maxima), line, tokens)[use]
+    return columns
 
 
-def _top_tokens(
-    tiles: Tensor, maxima: Tensor, cut: Cut, use: NDArray[np.bool_], num_top: IntArray, columns: int
-) -> IntArray:
+def _top_tokens(tiles: Tiles, maxima: NDArray[np.float32], cut: Cut, num_top: IntArray, columns: int) -> IntArray:
     """[N, columns]: the first num_top [N] tokens of the order, -1 past the last one that is kept."""
     n, num_tiles = maxima.shape
-    use = use & (num_top > 0)
-    line = kth_largest_tile(on_host(maxima), num_top.clip(1, num_tiles))
+    line = kth_largest_tile(maxima, num_top.clip(1, num_tiles))
     # More tokens than tiles are asked for: every token is listed.
     line = np.where(num_top > num_tiles, np.float32(-np.inf), line)
-    line = np.where(use, np.maximum(line, cut.value), np.float32(np.inf))
-    rows, ids, values = tokens = tokens_at_least(tiles, on_host(maxima), line)
+    line = np.where(num_top > 0, np.maximum(line, cut.value), np.float32(np.inf))
+    rows, ids, values = tokens = tokens_at_least(tiles, maxima, line)
     order = in_order(tokens)
     ids, values = ids[order], values[order]
     column = np.arange(len(rows)) - np.searchsorted(rows, np.arange(n))[rows]
     kept = (values > cut.value[rows]) | (ids <= cut.id[rows])
-    chosen = kept & use[rows] & (column < num_top[rows])
+    chosen = kept & (column < num_top[rows])
     top = np.full((n, columns), -1)
     top[rows[chosen], column[chosen]] = ids[chosen]
     return top
 
 
-def _ranks(tiles: Tensor, maxima: NDArray[np.float32], x: NDArray[np.float32], tokens: IntArray) -> IntArray:
+def _ranks(tiles: Tiles, maxima: NDArray[np.float32], x: NDArray[np.float32], tokens: IntArray) -> IntArray:
     """[N]: 1 + the tokens before (x, tokens) [N] in the order."""
     reaching = (maxima >= x[:, None]).sum(1)
     wide = reaching > maxima.shape[1] // 4
@@ -160,8 +183,8 @@ def _ranks(tiles: Tensor, maxima: NDArray[np.float32], x: NDArray[np.float32], t
     pairs, lanes = np.divmod(np.flatnonzero(on_host(values == own)), TILE)
     lower = tile_ids[pairs] * TILE + lanes < tokens[rows[pairs]]
     counts = np.bincount(rows, before, len(x)) + np.bincount(rows[pairs], lower, len(x))
-    for i in np.flatnonzero(wide & (tokens >= 0)):
-        row, token, own_value = tiles[i].reshape(-1), int(tokens[i]), float(x[i])
+    for i in np.flatnonzero(wide).tolist():
+        row, token, own_value = tiles.row(i), int(tokens[i]), float(x[i])
         counts[i] = np.count_nonzero(on_host(row[:token] >= own_value))
         counts[i] += np.count_nonzero(on_host(row[token:] > own_value))
     return 1 + counts.astype(np.int64)

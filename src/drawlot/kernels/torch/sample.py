@@ -10,11 +10,11 @@ from torch import Tensor
 
 from drawlot.kernels.inputs import SMALLEST_TEMPERATURE, TILE, Edits, LogprobsWanted, RowParams, SampledRows
 from drawlot.kernels.torch import filters
-from drawlot.kernels.torch.edits import as_tiles, grammar_masked, row_values
+from drawlot.kernels.torch.edits import as_tiles, edited_rows, grammar_masked, row_values
 from drawlot.kernels.torch.filters import Cut, Filters
-from drawlot.kernels.torch.logprobs import row_logprobs
+from drawlot.kernels.torch.logprobs import Columns, processed_columns, raw_columns
 from drawlot.kernels.torch.race import NoiseKeys
-from drawlot.kernels.torch.scan import IntArray, TileMasses, on_host, rows_of, tile_masses, tile_maxima
+from drawlot.kernels.torch.scan import IntArray, TileMasses, Tiles, on_host, rows_of, tile_masses, tile_maxima
 from drawlot.outputs import RowStatus
 from drawlot.rng import Stream
 
@@ -22,14 +22,13 @@ _CHUNK = 1 << 22  # elements worked on at once: bounds the extra memory, whateve
 
 
 class Rows(NamedTuple):
-    """Rows of a chunk, with what the scan left behind."""
+    """Good rows of a chunk, with what the scan left behind."""
 
-    values: Tensor
-    """float32 [N, T, 128]"""
+    values: Tiles
     maxima: Tensor
     """float32 [N, T], of the tiles"""
     row_max: Tensor
-    """float32 [N], finite"""
+    """float32 [N]"""
     scale: Tensor
     """float32 [N], 1 / temperature"""
     params: RowParams
@@ -39,9 +38,9 @@ class Rows(NamedTuple):
         """Some of the rows, without a copy where they are all."""
         if len(index) == len(self.row_max):
             return self
-        at = torch.from_numpy(index).to(self.values.device)
-        params = RowParams(*(column[at] for column in self.params))
-        return Rows(self.values[at], self.maxima[at], self.row_max[at], self.scale[at], params, self.wide)
+        at = torch.from_numpy(index).to(self.maxima.device)
+        values, params = self.values.pick(index), self.params.pick(at)
+        return Rows(values, self.maxima[at], self.row_max[at], self.scale[at], params, self.wide)
 
 
 class Drawn(NamedTuple):
@@ -65,9 +64,9 @@ def sample_rows(
     parts = []
     for start in range(0, n, step):
         stop = min(n, start + step)
-        part = RowParams(*(column[start:stop] for column in params))
-        part_wanted = wanted and wanted.rows(start, stop)
-        parts.append(_sample_chunk(logits[start:stop], part, edits.rows(start, stop), part_wanted, wide))
+        rows = slice(start, stop)
+        part_wanted = wanted and wanted.pick(rows)
+        parts.append(_sample_chunk(logits[rows], params.pick(rows), edits.rows(start, stop), part_wanted, wide))
     tokens, status = torch.cat([p.token_ids for p in parts]), torch.cat([p.status for p in parts])
     if wanted is None:
         return SampledRows(tokens, status, None)
@@ -79,30 +78,51 @@ def sample_rows(
 def _sample_chunk(
     logits: Tensor, params: RowParams, edits: Edits, wanted: LogprobsWanted | None, wide: bool
 ) -> SampledRows:
-    device = logits.device
-    raw = as_tiles(logits)
-    masked = grammar_masked(raw, edits)
-    values = row_values(masked, edits)
-    maxima = tile_maxima(values)
-    row_max = maxima.amax(1)
-    raw_maxima = maxima if values is masked else tile_maxima(masked)
-    raw_max = row_max if values is raw else tile_maxima(raw).amax(1)
-    status = _status(on_host(row_max), on_host(raw_max))
-    bad = np.flatnonzero(status)
-    if len(bad):
-        # Bad rows are drawn from as if all their logits were 0, and their tokens thrown away: no other row notices.
-        at = torch.from_numpy(bad).to(device)
-        values, maxima, row_max = (t.index_fill(0, at, 0.0) for t in (values, maxima, row_max))
+    n, device = len(logits), logits.device
+    logits_tiles = as_tiles(logits)
+    raw = grammar_masked(logits_tiles, edits)
+    raw_maxima = tile_maxima(raw)
+    row_max = raw_maxima.amax(1)
+    logits_max = row_max if raw is logits_tiles else tile_maxima(logits_tiles).amax(1)
+    plain = np.ones(n, bool)
+    if edits.beyond_bitmask:
+        edited = edited_rows(edits)
+        values = row_values(raw, edits, edited)
+        maxima = tile_maxima(values)
+        row_max = row_max.index_copy(0, edited, maxima.amax(1))
+        plain[on_host(edited)] = False
+    status = _status(on_host(row_max), on_host(logits_max))
+    good = status == 0
     scale = (1 / params.temperature.clamp(min=SMALLEST_TEMPERATURE)).clamp(min=SMALLEST_TEMPERATURE).float()
+    whole = Rows(Tiles(raw), raw_maxima, row_max, scale, params, wide)
 
-    rows = Rows(values, maxima, row_max, scale, params, wide)
-    drawn = _draw(rows)
-    tokens = np.where(status == 0, drawn.tokens, -1)
-    columns = None
-    if wanted is not None:
-        cut = Cut(drawn.cut_value, drawn.cut_id)
-        columns = row_logprobs(masked, raw_maxima, values, maxima, cut, drawn.mass, tokens, params, wanted)
-    return SampledRows(torch.from_numpy(tokens).to(device), torch.from_numpy(status).to(device), columns)
+    tokens = np.full(n, -1)
+    columns = wanted and Columns.unused(n, wanted.columns)
+    for index in (np.flatnonzero(good & plain), np.flatnonzero(good & ~plain)):
+        if not len(index):
+            continue
+        raw_rows = rows = whole.pick(index)
+        if not plain[index[0]]:
+            own = np.flatnonzero(good[~plain])
+            rows = rows._replace(values=Tiles(values, own), maxima=maxima[torch.from_numpy(own).to(device)])
+        drawn = _draw(rows)
+        tokens[index] = drawn.tokens
+        if wanted is not None and columns is not None:
+            own_wanted = wanted if len(index) == n else wanted.pick(torch.from_numpy(index).to(device))
+            columns.put(index, _logprobs(raw_rows, rows, drawn, own_wanted))
+    return SampledRows(
+        torch.from_numpy(tokens).to(device), torch.from_numpy(status).to(device), columns and columns.on_device(device)
+    )
+
+
+def _logprobs(raw_rows: Rows, rows: Rows, drawn: Drawn, wanted: LogprobsWanted) -> Columns:
+    temperature = on_host(rows.params.temperature)
+    if wanted.mode.startswith("raw"):
+        # The masses of rows drawn from as they came are known.
+        known = raw_rows is rows and bool(((temperature == 1) & (drawn.cut_id == -1)).all())
+        return raw_columns(raw_rows.values, raw_rows.maxima, drawn.tokens, wanted, drawn.mass if known else None)
+    cut = Cut(drawn.cut_value, drawn.cut_id)
+    return processed_columns(rows.values, rows.maxima, cut, drawn.mass, temperature, drawn.tokens, wanted)
 
 
 def _status(row_max: NDArray[np.float32], raw_max: NDArray[np.float32]) -> NDArray[np.uint8]:
@@ -155,7 +175,7 @@ def _from_list(rows: Rows, row_filters: Filters) -> Drawn:
     row_mass = None
     if (row_filters.top_k <= 0).any():
         masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale)
-        row_mass = masses.totals(rows_of(rows.values), n)
+        row_mass = masses.totals(rows_of(rows.maxima), n)
     kept, z, cut, exact, keeps_list = filters.kept_of_best_tokens(
         rows.values, on_host(rows.maxima), on_host(rows.row_max), _temperature(rows), row_mass, row_filters
     )
@@ -185,12 +205,12 @@ def _from_list(rows: Rows, row_filters: Filters) -> Drawn:
 def _from_whole_row(rows: Rows, row_filters: Filters) -> Drawn:
     """Rows whose cut may lie anywhere."""
     cuts = [
-        filters.exact_cut(x.reshape(-1), float(row_max), float(temperature), int(k), float(p), float(m))
-        for x, row_max, temperature, k, p, m in zip(rows.values, rows.row_max, _temperature(rows), *row_filters)
+        filters.exact_cut(rows.values.row(i), float(row_max), float(temperature), int(k), float(p), float(m))
+        for i, (row_max, temperature, k, p, m) in enumerate(zip(rows.row_max, _temperature(rows), *row_filters))
     ]
     values, ids = zip(*cuts)
     cut = Cut(np.array(values, np.float32), np.array(ids))
-    device = rows.values.device
+    device = rows.maxima.device
     on_device = torch.from_numpy(cut.value).to(device), torch.from_numpy(cut.id).to(device)
     masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale, on_device, wide=rows.wide)
     return _race(rows, masses, cut)
@@ -207,12 +227,12 @@ def _race(rows: Rows, masses: TileMasses, cut: Cut) -> Drawn:
     x = np.where(kept, x, np.float64(-np.inf))[:, : np.flatnonzero(kept.any(0))[-1] + 1]
     z = (x - on_host(rows.row_max)[:, None]) / _temperature(rows)[:, None]
     tokens = keys.race_run(tile * TILE, z, Stream.TARGET_TOKEN)
-    return Drawn(tokens, masses.totals(rows_of(rows.values), len(tile)), cut.value, cut.id)
+    return Drawn(tokens, masses.totals(rows_of(rows.maxima), n), cut.value, cut.id)
 
 
 def _num_finite(rows: Rows) -> IntArray:
-    count: IntArray = on_host((rows.values > -torch.inf).sum((1, 2)))
-    return count
+    n = len(rows.row_max)
+    return np.array([int((rows.values.row(i) > -torch.inf).count_nonzero()) for i in range(n)])
 
 
 def _temperature(rows: Rows) -> NDArray[np.float64]:
@@ -222,7 +242,5 @@ def _temperature(rows: Rows) -> NDArray[np.float64]:
 
 def _tile_values(rows: Rows, tile: IntArray) -> NDArray[np.float32]:
     """float32 [N, 128]: one tile of each row."""
-    device = rows.values.device
-    at = torch.arange(len(tile), device=device)
-    values: NDArray[np.float32] = on_host(rows.values[at, torch.from_numpy(tile).to(device)])
+    values: NDArray[np.float32] = on_host(rows.values.at(np.arange(len(tile)), tile))
     return values

@@ -20,6 +20,37 @@ _CHUNK = 1 << 17  # elements of a temporary: fits the second-level cache of a co
 _LOWEST = np.finfo(np.float32).min
 
 
+class Tiles(NamedTuple):
+    """Some rows of a tensor of tiles, not copied before they are read."""
+
+    tensor: Tensor
+    """float32 [M, T, 128]"""
+    rows: IntArray | None = None
+    """[N], which of the M rows; None: all"""
+
+    def pick(self, index: IntArray) -> "Tiles":
+        """Some of the rows."""
+        return Tiles(self.tensor, index if self.rows is None else self.rows[index])
+
+    def at(self, rows: IntArray, tile_ids: IntArray) -> Tensor:
+        """float32 [P, 128]: single tiles."""
+        rows = rows if self.rows is None else self.rows[rows]
+        device = self.tensor.device
+        return self.tensor[torch.from_numpy(rows).to(device), torch.from_numpy(tile_ids).to(device)]
+
+    def chunk(self, start: int, stop: int) -> Tensor:
+        """float32 [stop - start, T, 128]; a view if it is one row, or if all rows are meant."""
+        if self.rows is None:
+            return self.tensor[start:stop]
+        if stop - start == 1:
+            return self.tensor[int(self.rows[start])].unsqueeze(0)
+        return self.tensor[torch.from_numpy(self.rows[start:stop]).to(self.tensor.device)]
+
+    def row(self, i: int) -> Tensor:
+        """float32 [T 128], a view."""
+        return self.chunk(i, i + 1).reshape(-1)
+
+
 class Tokens(NamedTuple):
     """Some tokens of some rows, ordered by row and id."""
 
@@ -60,7 +91,7 @@ def tile_maxima(tiles: Tensor) -> Tensor:
 
 
 def tile_masses(
-    tiles: Tensor,
+    tiles: Tiles,
     maxima: Tensor,
     row_max: Tensor,
     scale: Tensor | None,
@@ -71,7 +102,7 @@ def tile_masses(
     """Each tile's sum of exp((value - row_max) scale).
 
     Args:
-        tiles: float32 [N, T, 128]; maxima: float32 [N, T], theirs; row_max: float32 [N], finite.
+        tiles: Of N rows; maxima: float32 [N, T], theirs; row_max: float32 [N], finite.
         scale: float32 [N], 1 / temperature; None: 1.
         cut: Value float32 [N] and id int64 [N] of the last token that counts; None: all count.
         wide: Float64 sums, for float64 races.
@@ -79,23 +110,24 @@ def tile_masses(
     Returns:
         E = N T masses, row by row.
     """
-    n, num_tiles, _ = tiles.shape
+    n, num_tiles = maxima.shape
     dtype = torch.float64 if wide else torch.float32
-    sums = torch.empty(maxima.shape, dtype=dtype, device=tiles.device)
+    sums = torch.empty(maxima.shape, dtype=dtype, device=maxima.device)
     # An empty tile: -inf - row_max = -inf, exp = 0.
     base = torch.where(maxima == -torch.inf, row_max.unsqueeze(1), maxima)
     step = min(n, max(1, _CHUNK // (num_tiles * TILE)))
     # One temporary for all chunks: fresh memory costs more than the arithmetic.
-    temporary = torch.empty((step, num_tiles, TILE), dtype=dtype, device=tiles.device)
+    temporary = torch.empty((step, num_tiles, TILE), dtype=dtype, device=maxima.device)
     for start in range(0, n, step):
         rows = slice(start, min(n, start + step))
+        values = tiles.chunk(rows.start, rows.stop)
         x = temporary[: rows.stop - start]
-        torch.sub(tiles[rows], base[rows].unsqueeze(2), out=x)
+        torch.sub(values, base[rows].unsqueeze(2), out=x)
         if scale is not None:
             x.mul_(scale[rows].view(-1, 1, 1))
         x.exp_()
         if cut is not None:
-            x.mul_(_kept(tiles[rows], *(part[rows] for part in cut)))
+            x.mul_(_kept(values, *(part[rows] for part in cut)))
         torch.sum(x, 2, out=sums[rows])
     shift = base - row_max.unsqueeze(1)
     if scale is not None:
@@ -110,23 +142,22 @@ def _kept(tiles: Tensor, cut_value: Tensor, cut_id: Tensor) -> Tensor:
     return (tiles > value).logical_or_((tiles == value).logical_and_(ids <= last))
 
 
-def rows_of(tiles: Tensor) -> IntArray:
-    """[N T]: the row of each tile of tiles [N, T, 128]."""
-    return np.arange(len(tiles)).repeat(tiles.shape[1])
+def rows_of(maxima: Tensor) -> IntArray:
+    """[N T]: the row of each tile."""
+    return np.arange(len(maxima)).repeat(maxima.shape[1])
 
 
 def tiles_at_least(
-    tiles: Tensor, maxima: NDArray[np.float32], line: NDArray[np.float32]
+    tiles: Tiles, maxima: NDArray[np.float32], line: NDArray[np.float32]
 ) -> tuple[IntArray, IntArray, Tensor]:
     """The tiles that hold a token of at least `line` [N]: rows [P], tile ids [P] and values [P, 128]."""
     # No token of value -inf reaches even the lowest line.
     found = np.flatnonzero(maxima >= np.maximum(line, _LOWEST)[:, None])
     rows, tile_ids = np.divmod(found, maxima.shape[1])
-    index = torch.from_numpy(rows).to(tiles.device), torch.from_numpy(tile_ids).to(tiles.device)
-    return rows, tile_ids, tiles[index]
+    return rows, tile_ids, tiles.at(rows, tile_ids)
 
 
-def tokens_at_least(tiles: Tensor, maxima: NDArray[np.float32], line: NDArray[np.float32]) -> Tokens:
+def tokens_at_least(tiles: Tiles, maxima: NDArray[np.float32], line: NDArray[np.float32]) -> Tokens:
     """All tokens of at least `line` [N], but none of value -inf."""
     rows, tile_ids, values = tiles_at_least(tiles, maxima, line)
     x = on_host(values)

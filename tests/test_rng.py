@@ -96,10 +96,22 @@ def test_the_counter_can_be_read_back(point):
     assert (c3 & 0xFF, c3 >> 8, c0) == (stream, choice, block)
 
 
-def test_narrow_and_wide_streams_are_distinct_bytes():
-    streams = [int(stream) for stream in Stream]
-    assert len({s + wide for s in streams for wide in (0, 128)}) == 2 * len(streams)
-    assert max(streams) < 128
+def test_streams_keep_their_numbers():
+    names = "TARGET_TILE TARGET_TOKEN DRAFT_TILE DRAFT_TOKEN ACCEPT RESIDUAL_TILE RESIDUAL_TOKEN BONUS_TILE BONUS_TOKEN"
+    assert {name: int(stream) for name, stream in Stream.__members__.items()} == {
+        name: number for number, name in enumerate(names.split())
+    }
+
+
+def test_narrow_and_wide_noise_never_share_a_stream():
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rng, "philox4x32", lambda counter, key: seen.append(int(counter[3][0])) or (as_numpy(0),) * 4)
+        for stream in Stream:
+            for wide in (False, True):
+                noise((0, 0, stream, 0, 0, 0), as_numpy, wide=wide)
+    assert len(set(seen)) == 2 * len(Stream)
+    assert max(seen) < 256
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerFast
 VOCAB_SIZE = 4096
 CONTEXT = 512
 END_OF_TEXT, USER, ASSISTANT, END = SPECIAL = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
+EOT = SPECIAL.index(END_OF_TEXT)
 
 # Newlines and runs of spaces stand alone, so that a prompt that ends after "def f():\n" is cut into the same
 # tokens as the same words in the middle of a file.

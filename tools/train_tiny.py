@@ -12,7 +12,6 @@ import argparse
 import copy
 import datetime
 import json
-import lzma
 import math
 import time
 from collections.abc import Iterator
@@ -25,12 +24,11 @@ import torch
 import torch.nn.functional as F
 import transformers
 from muon import Muon
-from tiny_data import CONTEXT, END, END_OF_TEXT, SPECIAL, VOCAB_SIZE
+from tiny_data import CONTEXT, END, EOT, SPECIAL, VOCAB_SIZE
+from tiny_measure import agreement, held_out_nats, scored_windows, xz_bits
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-EOT = SPECIAL.index(END_OF_TEXT)
 CODE = ("library", "library_code", "tests")  # ordinary modules twice, with docstrings and without
-IGNORED = -100  # cross_entropy's mark for a position that is not scored
 
 
 @dataclass(frozen=True)
@@ -93,40 +91,6 @@ def joined(documents: list[np.ndarray], rng: np.random.Generator) -> tuple[np.nd
 def rows(stream: np.ndarray, starts: np.ndarray) -> np.ndarray:
     starts = starts[starts + CONTEXT < len(stream)]
     return stream[starts[:, None] + np.arange(CONTEXT + 1)]
-
-
-def scored_windows(documents: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets that predict each token of each document, and its end, exactly once.
-
-    Windows of CONTEXT tokens overlap by half, so that every token but a document's first has at least half
-    a context, or all of the document, before it.
-    """
-    inputs, targets = [], []
-    half = CONTEXT // 2
-    for document in documents:
-        tokens = np.concatenate(([EOT], document, [EOT])).astype(np.int64)
-        for start in range(0, max(1, len(tokens) - 1 - half), half):
-            window = tokens[start : start + CONTEXT + 1]
-            missing = CONTEXT + 1 - len(window)
-            target = np.pad(window[1:], (0, missing), constant_values=IGNORED)
-            target[: half if start else 0] = IGNORED
-            inputs.append(np.pad(window[:-1], (0, missing), constant_values=EOT))
-            targets.append(target)
-    return np.stack(inputs), np.stack(targets)
-
-
-@torch.no_grad()
-def held_out_nats(model: LlamaForCausalLM, windows: tuple[np.ndarray, np.ndarray]) -> tuple[float, int]:
-    """The summed loss over the scored tokens, in nats, and their number."""
-    model.eval()
-    total, count = 0.0, 0
-    for inputs, targets in zip(*(np.array_split(side, math.ceil(len(side) / 128)) for side in windows)):
-        target = torch.from_numpy(targets).to(model.device)
-        logits = model(torch.from_numpy(inputs).to(model.device), use_cache=False).logits.float()
-        loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum", ignore_index=IGNORED)
-        total += loss.item()
-        count += int((targets != IGNORED).sum())
-    return total, count
 
 
 def build(recipe: Recipe) -> LlamaForCausalLM:
@@ -234,29 +198,6 @@ def train(
     return model.eval(), record
 
 
-def bits_per_byte(folder: Path, data: Data, device: str) -> float:
-    """Of the saved bf16 weights, as anyone loads them, on every held-out file."""
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device)
-    nats, _ = held_out_nats(model, scored_windows(data.documents["held_out"]))
-    return nats / math.log(2) / sum(map(len, data.held_out_files))
-
-
-@torch.no_grad()
-def agreement(draft: LlamaForCausalLM, model: LlamaForCausalLM, windows: tuple[np.ndarray, np.ndarray]) -> float:
-    """The share of its tokens that speculative sampling would accept: the mean overlap of the distributions."""
-    total, count = 0.0, 0
-    for inputs, targets in zip(*(np.array_split(side, math.ceil(len(side) / 128)) for side in windows)):
-        tokens = torch.from_numpy(inputs).to(model.device)
-        proposed, wanted = (each(tokens, use_cache=False).logits.float().softmax(-1) for each in (draft, model))
-        overlap = torch.minimum(proposed, wanted).sum(-1).cpu()[torch.from_numpy(targets != IGNORED)]
-        total, count = total + overlap.sum().item(), count + len(overlap)
-    return total / count
-
-
-def xz_bits(data: bytes) -> int:
-    return 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(".work/tiny"), help="what tiny_data.py wrote")
@@ -269,12 +210,14 @@ def main() -> None:
     data = Data(args.data)
     tiny, tiny_record = train("tiny", TINY, data, args.seed, args.device)
     draft, draft_record = train("tiny-draft", DRAFT, data, args.seed, args.device, teacher=tiny)
-    draft_record["accepted_share"] = agreement(draft, tiny, scored_windows(data.documents["held_out"]))
+    windows = scored_windows(data.documents["held_out"])
+    size = sum(map(len, data.held_out_files))
+    draft_record["accepted_share"] = agreement(draft, tiny, windows)
     for name, model, record in (("tiny", tiny, tiny_record), ("tiny-draft", draft, draft_record)):
         model.to(torch.bfloat16).save_pretrained(args.out / name)
-        record["bits_per_byte"] = bits_per_byte(args.out / name, data, args.device)
+        saved = LlamaForCausalLM.from_pretrained(args.out / name, dtype=torch.bfloat16).to(args.device)
+        record["bits_per_byte"] = held_out_nats(saved, windows)[0] / math.log(2) / size
         print(f"{name}: {record['bits_per_byte']:.4f} bits per byte", flush=True)
-    size = sum(map(len, data.held_out_files))
     result = {
         "date": datetime.date.today().isoformat(),
         "seed": args.seed,

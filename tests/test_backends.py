@@ -65,7 +65,9 @@ def test_random_rows(vocab_size: int, margins: list[Tensor]) -> None:
             _excused.append(case)
             print("near-tie:", case)
         if exact.logprobs is not None and fast.logprobs is not None:
-            same_logprobs(fast.logprobs, exact.logprobs, ~differs)
+            # A cut within a near-tie may keep one token more and draw the same one.
+            processed = batch.mode.startswith("processed")
+            same_logprobs(fast.logprobs, exact.logprobs, (margins[-1] >= NEAR_TIE) if processed else ~differs)
     assert len(_excused) <= MOST_EXCUSED, _excused
 
 

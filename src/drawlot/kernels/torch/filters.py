@@ -8,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drawlot.kernels.torch.scan import IntArray, Tiles, Tokens, in_order, kth_largest_tile, on_host, tokens_at_least
+from drawlot.kernels.inputs import TILE
+from drawlot.kernels.torch.scan import Cut, IntArray, Tiles, Tokens, in_order, line_of, on_host, tokens_at_least
 
-_SMALL_VOCAB_TILES = 16  # so few tiles are listed whole
 _MOST_LISTED = 1024  # a larger top_k is cut from the whole row
-_TILES_WITHOUT_K = 64  # rows without top_k list what reaches their 64th largest tile maximum
+_LISTED_WITHOUT_K = 64  # rows without top_k list at least so many tokens,
+_WHOLE_UP_TO = 2048  # and all of a vocabulary so small
 _NUM_BUCKETS, _BUCKET_SHIFT = 1 << 14, 18  # sign, exponent and five bits of the mantissa
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _FIXED_POINT = 2.0**44  # integer masses add up alike in any order; 2^44 * 2^18 tokens stay below 2^63
@@ -25,24 +26,15 @@ class Filters(NamedTuple):
     top_p: NDArray[np.float64]
     min_p: NDArray[np.float64]
 
+    @property
+    def some_on(self) -> NDArray[np.bool_]:
+        """bool [N]: rows with some filter."""
+        on: NDArray[np.bool_] = (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
+        return on
+
     def pick(self, index: IntArray) -> "Filters":
         """Those of some rows."""
         return Filters(self.top_k[index], self.top_p[index], self.min_p[index])
-
-
-class Cut(NamedTuple):
-    """The last kept token of each row; a token is kept if it is not after it in the order (value desc, id asc).
-
-    Without filters: (-inf, -1), since no token of value -inf is ever kept.
-    """
-
-    value: NDArray[np.float32]
-    id: IntArray
-
-    @classmethod
-    def nowhere(cls, n: int) -> "Cut":
-        """The cut of n rows without filters."""
-        return cls(np.full(n, -np.inf, np.float32), np.full(n, -1))
 
 
 class Listed(NamedTuple):
@@ -58,14 +50,14 @@ class Listed(NamedTuple):
     """[N]: the row keeps its whole list, so perhaps the whole row"""
 
 
-def listable(filters: Filters, num_tiles: int) -> NDArray[np.bool_]:
+def listable(filters: Filters) -> NDArray[np.bool_]:
     """bool [N]: rows whose cut may be found in a short list of their best tokens."""
-    return (filters.top_k <= min(num_tiles, _MOST_LISTED)) | (num_tiles <= _SMALL_VOCAB_TILES)
+    return filters.top_k <= _MOST_LISTED
 
 
 def kept_of_best_tokens(
     tiles: Tiles,
-    maxima: NDArray[np.float32],
+    maxima: Tensor,
     row_max: NDArray[np.float32],
     temperature: NDArray[np.float64],
     row_mass: NDArray[np.float64] | None,
@@ -73,22 +65,20 @@ def kept_of_best_tokens(
 ) -> Listed:
     """Cuts rows within the list of all their tokens above a line.
 
-    The k-th largest tile maximum is such a line for a row with top_k: at least k tokens reach it. A row without top_k
-    is exact if what its other filters keep lies above the line of its 64th largest tile maximum.
+    At least k tokens reach the line of a row with top_k. The list of a row without top_k holds at least 64 tokens, and
+    is exact if what its other filters keep lies above its line.
 
     Args:
-        tiles: Of N rows, on any device; the rest is on the host.
-        maxima: [N, T]; row_max and temperature: [N].
+        tiles: Of N rows; maxima: float32 [N, T], theirs. The rest is on the host.
+        row_max and temperature: [N].
         row_mass: [N], the whole rows' sum of exp(z); None if every row has top_k.
         filters: Of these rows, `listable`.
     """
-    n, num_tiles = maxima.shape
+    n = len(maxima)
     has_k = filters.top_k > 0
-    if num_tiles <= _SMALL_VOCAB_TILES:
-        line = np.full(n, -np.inf, np.float32)
-    else:
-        line = kth_largest_tile(maxima, np.where(has_k, filters.top_k, min(_TILES_WITHOUT_K, num_tiles)))
-    tokens = tokens_at_least(tiles, maxima, line)
+    without_k = _WHOLE_UP_TO if maxima.shape[1] * TILE <= _WHOLE_UP_TO else _LISTED_WITHOUT_K
+    line = line_of(tiles, maxima, np.where(has_k, filters.top_k, without_k))
+    tokens = tokens_at_least(tiles, on_host(maxima), line)
     rows = tokens.rows
     order = in_order(tokens)
     starts = np.searchsorted(rows, np.arange(n + 1))
@@ -119,21 +109,20 @@ def kept_of_best_tokens(
     last = order[first + count - 1]
     cut = Cut(tokens.values[last], tokens.ids[last])
     kept = (tokens.values > cut.value[rows]) | ((tokens.values == cut.value[rows]) & (tokens.ids <= cut.id[rows]))
-    return Listed(Tokens(rows[kept], tokens.ids[kept], tokens.values[kept]), z[kept], cut, exact, count == listed)
+    return Listed(tokens.pick(kept), z[kept], cut, exact, count == listed)
 
 
-def exact_cut(
-    values: Tensor, row_max: float, temperature: float, top_k: int, top_p: float, min_p: float
-) -> tuple[float, int]:
+def exact_cut(values: Tensor, row_max: float, temperature: float, filters: Filters, row: int) -> tuple[float, int]:
     """The cut of one row of any shape, from counts and masses of 2^14 buckets of values; the row is not sorted.
 
     Args:
         values: float32 [V]; row_max: the largest; temperature: > 0.
-        top_k: 0 is off; top_p: 1 is off; min_p: 0 is off.
+        filters: Of several rows; row: which of them this is. Some filter is on.
 
     Returns:
         Value and id of the last kept token.
     """
+    top_k, top_p, min_p = int(filters.top_k[row]), float(filters.top_p[row]), float(filters.min_p[row])
     # In place where it can be: fresh memory costs more than the arithmetic.
     bits = (values + 0.0).view(torch.int32)  # -0.0 and 0.0 are one value
     bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)  # now ascending, as the values

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from drawlot.kernels.inputs import SMALLEST_TEMPERATURE, TILE, LogprobsWanted
 from drawlot.kernels.torch.edits import as_tiles
-from drawlot.kernels.torch.filters import Cut
 from drawlot.kernels.torch.scan import (
+    Cut,
     IntArray,
     Tiles,
     in_order,
-    kth_largest_tile,
+    line_of,
     on_host,
     rows_of,
     tile_masses,
@@ -129,7 +129,7 @@ def _columns(
     ids[:, 0] = np.where(use, tokens, -1)
     if wanted.max_top:
         num_top = np.where(use, on_host(wanted.num_top), 0)
-        ids[:, 1 : 1 + wanted.max_top] = _top_tokens(tiles, on_host(maxima), cut, num_top, wanted.max_top)
+        ids[:, 1 : 1 + wanted.max_top] = _top_tokens(tiles, maxima, cut, num_top, wanted.max_top)
     if wanted.token_ids.shape[1]:
         custom = on_host(wanted.token_ids)
         asks = use & (custom[:, 0] >= 0)
@@ -153,14 +153,12 @@ def _columns(
     return columns
 
 
-def _top_tokens(tiles: Tiles, maxima: NDArray[np.float32], cut: Cut, num_top: IntArray, columns: int) -> IntArray:
+def _top_tokens(tiles: Tiles, maxima: Tensor, cut: Cut, num_top: IntArray, columns: int) -> IntArray:
     """[N, columns]: the first num_top [N] tokens of the order, -1 past the last one that is kept."""
-    n, num_tiles = maxima.shape
-    line = kth_largest_tile(maxima, num_top.clip(1, num_tiles))
-    # More tokens than tiles are asked for: every token is listed.
-    line = np.where(num_top > num_tiles, np.float32(-np.inf), line)
+    n = len(maxima)
+    line = line_of(tiles, maxima, num_top.clip(min=1))
     line = np.where(num_top > 0, np.maximum(line, cut.value), np.float32(np.inf))
-    rows, ids, values = tokens = tokens_at_least(tiles, maxima, line)
+    rows, ids, values = tokens = tokens_at_least(tiles, on_host(maxima), line)
     order = in_order(tokens)
     ids, values = ids[order], values[order]
     column = np.arange(len(rows)) - np.searchsorted(rows, np.arange(n))[rows]
@@ -184,7 +182,7 @@ def _ranks(tiles: Tiles, maxima: NDArray[np.float32], x: NDArray[np.float32], to
     lower = tile_ids[pairs] * TILE + lanes < tokens[rows[pairs]]
     counts = np.bincount(rows, before, len(x)) + np.bincount(rows[pairs], lower, len(x))
     for i in np.flatnonzero(wide).tolist():
-        row, token, own_value = tiles.row(i), int(tokens[i]), float(x[i])
+        row, token, own_value = tiles.row(i).view(-1), int(tokens[i]), float(x[i])
         counts[i] = np.count_nonzero(on_host(row[:token] >= own_value))
         counts[i] += np.count_nonzero(on_host(row[token:] > own_value))
     return 1 + counts.astype(np.int64)

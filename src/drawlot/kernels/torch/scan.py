@@ -4,6 +4,7 @@ Whole rows are torch's business, on their device. What is left of them is small 
 where an operation costs a quarter of the time.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,34 +22,57 @@ _LOWEST = np.finfo(np.float32).min
 
 
 class Tiles(NamedTuple):
-    """Some rows of a tensor of tiles, not copied before they are read."""
+    """Rows of tiles in two tensors, nothing copied before it is read."""
 
-    tensor: Tensor
+    original: Tensor
     """float32 [M, T, 128]"""
+    edited: Tensor | None = None
+    """float32 [E, T, 128]"""
     rows: IntArray | None = None
-    """[N], which of the M rows; None: all"""
+    """[N]: row r < M is original[r], row M + e is edited[e]; None: the rows of `original`"""
 
     def pick(self, index: IntArray) -> "Tiles":
         """Some of the rows."""
-        return Tiles(self.tensor, index if self.rows is None else self.rows[index])
+        return self._replace(rows=index if self.rows is None else self.rows[index])
 
     def at(self, rows: IntArray, tile_ids: IntArray) -> Tensor:
         """float32 [P, 128]: single tiles."""
         rows = rows if self.rows is None else self.rows[rows]
-        device = self.tensor.device
-        return self.tensor[torch.from_numpy(rows).to(device), torch.from_numpy(tile_ids).to(device)]
+        first_edited = len(self.original)
+        if self.edited is None or not (rows >= first_edited).any():
+            return self.original[self._index(rows), self._index(tile_ids)]
+        from_edited = rows >= first_edited
+        values = self.original.new_empty((len(rows), TILE))
+        for source, mask, first in ((self.original, ~from_edited, 0), (self.edited, from_edited, first_edited)):
+            values[self._index(np.flatnonzero(mask))] = source[
+                self._index(rows[mask] - first), self._index(tile_ids[mask])
+            ]
+        return values
+
+    def row(self, i: int) -> Tensor:
+        """float32 [T, 128], a view."""
+        r, first_edited = i if self.rows is None else int(self.rows[i]), len(self.original)
+        return self.original[r] if r < first_edited or self.edited is None else self.edited[r - first_edited]
 
     def chunk(self, start: int, stop: int) -> Tensor:
         """float32 [stop - start, T, 128]; a view if it is one row, or if all rows are meant."""
         if self.rows is None:
-            return self.tensor[start:stop]
+            return self.original[start:stop]
         if stop - start == 1:
-            return self.tensor[int(self.rows[start])].unsqueeze(0)
-        return self.tensor[torch.from_numpy(self.rows[start:stop]).to(self.tensor.device)]
+            return self.row(start).unsqueeze(0)
+        if self.edited is None:
+            return self.original[self._index(self.rows[start:stop])]
+        return torch.stack([self.row(i) for i in range(start, stop)])
 
-    def row(self, i: int) -> Tensor:
-        """float32 [T 128], a view."""
-        return self.chunk(i, i + 1).reshape(-1)
+    def chunks(self, n: int) -> Iterator[tuple[slice, Tensor]]:
+        """Few rows at a time of the n rows: slices, and their values as by `chunk`."""
+        step = max(1, _CHUNK // self.original[0].numel())
+        for start in range(0, n, step):
+            rows = slice(start, min(n, start + step))
+            yield rows, self.chunk(rows.start, rows.stop)
+
+    def _index(self, array: IntArray) -> Tensor:
+        return torch.from_numpy(array).to(self.original.device)
 
 
 class Tokens(NamedTuple):
@@ -57,6 +81,29 @@ class Tokens(NamedTuple):
     rows: IntArray
     ids: IntArray
     values: NDArray[np.float32]
+
+    def pick(self, mask: NDArray[np.bool_]) -> "Tokens":
+        """Some of the tokens."""
+        return Tokens(self.rows[mask], self.ids[mask], self.values[mask])
+
+
+class Cut(NamedTuple):
+    """The last kept token of each row; a token is kept if it is not after it in the order (value desc, id asc).
+
+    Without filters: (-inf, -1), since no token of value -inf is ever kept.
+    """
+
+    value: NDArray[np.float32]
+    id: IntArray
+
+    @classmethod
+    def nowhere(cls, n: int) -> "Cut":
+        """The cut of n rows without filters."""
+        return cls(np.full(n, -np.inf, np.float32), np.full(n, -1))
+
+    def pick(self, index: IntArray) -> "Cut":
+        """Those of some rows."""
+        return Cut(self.value[index], self.id[index])
 
 
 class TileMasses(NamedTuple):
@@ -95,7 +142,7 @@ def tile_masses(
     maxima: Tensor,
     row_max: Tensor,
     scale: Tensor | None,
-    cut: tuple[Tensor, Tensor] | None = None,
+    cut: Cut | None = None,
     *,
     wide: bool = False,
 ) -> TileMasses:
@@ -104,42 +151,39 @@ def tile_masses(
     Args:
         tiles: Of N rows; maxima: float32 [N, T], theirs; row_max: float32 [N], finite.
         scale: float32 [N], 1 / temperature; None: 1.
-        cut: Value float32 [N] and id int64 [N] of the last token that counts; None: all count.
+        cut: The tokens that count; None: all do.
         wide: Float64 sums, for float64 races.
 
     Returns:
         E = N T masses, row by row.
     """
-    n, num_tiles = maxima.shape
+    n = len(maxima)
     dtype = torch.float64 if wide else torch.float32
     sums = torch.empty(maxima.shape, dtype=dtype, device=maxima.device)
     # An empty tile: -inf - row_max = -inf, exp = 0.
     base = torch.where(maxima == -torch.inf, row_max.unsqueeze(1), maxima)
-    step = min(n, max(1, _CHUNK // (num_tiles * TILE)))
-    # One temporary for all chunks: fresh memory costs more than the arithmetic.
-    temporary = torch.empty((step, num_tiles, TILE), dtype=dtype, device=maxima.device)
-    for start in range(0, n, step):
-        rows = slice(start, min(n, start + step))
-        values = tiles.chunk(rows.start, rows.stop)
-        x = temporary[: rows.stop - start]
+    temporary: Tensor | None = None
+    for rows, values in tiles.chunks(n):
+        if temporary is None:
+            # One for all chunks, the first being the largest: fresh memory costs more than the arithmetic.
+            temporary = torch.empty(values.shape, dtype=dtype, device=maxima.device)
+        x = temporary[: len(values)]
         torch.sub(values, base[rows].unsqueeze(2), out=x)
         if scale is not None:
             x.mul_(scale[rows].view(-1, 1, 1))
         x.exp_()
         if cut is not None:
-            x.mul_(_kept(values, *(part[rows] for part in cut)))
+            for i, value, last in zip(range(len(x)), cut.value[rows].tolist(), cut.id[rows].tolist()):
+                if last >= 0:
+                    # Equals count up to the last kept id.
+                    tokens, weights = values[i].view(-1), x[i].view(-1)
+                    weights[: last + 1].mul_(tokens[: last + 1] >= value)
+                    weights[last + 1 :].mul_(tokens[last + 1 :] > value)
         torch.sum(x, 2, out=sums[rows])
     shift = base - row_max.unsqueeze(1)
     if scale is not None:
         shift *= scale.unsqueeze(1)
     return TileMasses(on_host(sums).reshape(-1), on_host(shift).reshape(-1))
-
-
-def _kept(tiles: Tensor, cut_value: Tensor, cut_id: Tensor) -> Tensor:
-    """bool, like tiles [N, T, 128] of whole rows: the tokens not after the cut [N]."""
-    value, last = cut_value.view(-1, 1, 1), cut_id.view(-1, 1, 1)
-    ids = torch.arange(tiles.shape[1] * TILE, device=tiles.device).view(-1, TILE)
-    return (tiles > value).logical_or_((tiles == value).logical_and_(ids <= last))
 
 
 def rows_of(maxima: Tensor) -> IntArray:
@@ -171,8 +215,19 @@ def in_order(tokens: Tokens) -> IntArray:
     return np.lexsort((-tokens.values, tokens.rows))
 
 
-def kth_largest_tile(maxima: NDArray[np.float32], k: IntArray) -> NDArray[np.float32]:
-    """[N]: the k-th largest tile maximum of each row of [N, T], k in [1, T]. At least k tokens reach it."""
-    at = maxima.shape[1] - k
-    line: NDArray[np.float32] = np.partition(maxima, np.unique(at), 1)[np.arange(len(k)), at]
-    return line
+def line_of(tiles: Tiles, maxima: Tensor, k: IntArray) -> NDArray[np.float32]:
+    """A line [N] that at least k [N] tokens of each row reach, if it has so many, and seldom many more.
+
+    It is the k-th largest maximum of a row's tiles, or, where there are not many more tiles than k, of its parts of
+    64, 32, .. 1 tokens.
+    """
+    wanted = 4 * int(k.max())
+    lanes = TILE
+    while lanes > 1 and maxima.shape[1] * (TILE // lanes) < wanted:
+        lanes //= 2
+    if lanes < TILE:
+        maxima = torch.cat([values.view(len(values), -1, lanes).amax(2) for _, values in tiles.chunks(len(maxima))])
+    best = on_host(maxima)
+    at = best.shape[1] - k
+    line: NDArray[np.float32] = np.partition(best, np.unique(at.clip(0)), 1)[np.arange(len(k)), at.clip(0)]
+    return np.where(at > 0, line, np.float32(-np.inf))

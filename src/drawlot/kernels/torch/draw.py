@@ -1,0 +1,147 @@
+"""Stages 3 to 5 and the draw: good rows with their tile maxima in, tokens out, each row on the cheapest exact path."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drawlot.kernels.inputs import SMALLEST_TEMPERATURE, TILE, RowParams
+from drawlot.kernels.torch import filters
+from drawlot.kernels.torch.filters import Filters
+from drawlot.kernels.torch.race import NoiseKeys
+from drawlot.kernels.torch.scan import Cut, IntArray, Tiles, on_host, rows_of, tile_masses
+from drawlot.rng import Stream
+
+
+class Rows(NamedTuple):
+    """Good rows, with what the scan left behind."""
+
+    values: Tiles
+    maxima: Tensor
+    """float32 [N, T], of the tiles"""
+    row_max: Tensor
+    """float32 [N]"""
+    scale: Tensor
+    """float32 [N], 1 / temperature"""
+    params: RowParams
+    wide: bool
+
+    def pick(self, index: IntArray) -> "Rows":
+        """Some of the rows."""
+        if len(index) == len(self.row_max):
+            return self
+        at = torch.from_numpy(index).to(self.maxima.device)
+        values, params = self.values.pick(index), self.params.pick(at)
+        return Rows(values, self.maxima[at], self.row_max[at], self.scale[at], params, self.wide)
+
+    @property
+    def temperature(self) -> NDArray[np.float64]:
+        """[N], on the host."""
+        temperature: NDArray[np.float64] = np.maximum(on_host(self.params.temperature), SMALLEST_TEMPERATURE)
+        return temperature
+
+    def tiles_at(self, tile_ids: IntArray) -> NDArray[np.float32]:
+        """[N, 128]: one tile of each row, on the host."""
+        values: NDArray[np.float32] = on_host(self.values.at(np.arange(len(tile_ids)), tile_ids))
+        return values
+
+
+class Drawn(NamedTuple):
+    """The tokens of some rows, and the rows' summaries; on the host."""
+
+    tokens: IntArray
+    mass: NDArray[np.float64]
+    """The kept tokens' sum of exp(z); 1 for greedy rows"""
+    cut: Cut
+
+    def put(self, index: IntArray, part: "Drawn") -> None:
+        """Set some rows."""
+        self.tokens[index], self.mass[index] = part.tokens, part.mass
+        self.cut.value[index], self.cut.id[index] = part.cut
+
+
+def draw(rows: Rows) -> Drawn:
+    """One token for each row."""
+    n = len(rows.row_max)
+    temperature, *columns = (on_host(column) for column in rows.params[:4])
+    row_filters = Filters(*columns)
+    greedy = temperature == 0
+    drawn = Drawn(np.full(n, -1), np.ones(n), Cut.nowhere(n))
+    index = np.flatnonzero(greedy)
+    if len(index):
+        drawn.put(index, _first_tokens(rows.pick(index)))
+    filtered = ~greedy & row_filters.some_on
+    index = np.flatnonzero(filtered & filters.listable(row_filters))
+    if len(index):
+        listed, part = _from_lists(rows.pick(index), row_filters.pick(index))
+        drawn.put(index[listed], part)
+    # The others, and those whose lists did not suffice, take the masses of whole rows.
+    index = np.flatnonzero(drawn.tokens < 0)
+    if len(index):
+        drawn.put(index, _from_whole_rows(rows.pick(index), row_filters.pick(index)))
+    return drawn
+
+
+def _first_tokens(rows: Rows) -> Drawn:
+    """Greedy rows: the first token of the order."""
+    row_max = on_host(rows.row_max)
+    tile = np.argmax(on_host(rows.maxima) == row_max[:, None], 1)
+    tokens = tile * TILE + np.argmax(rows.tiles_at(tile) == row_max[:, None], 1)
+    return Drawn(tokens, np.ones(len(tokens)), Cut(row_max, tokens))
+
+
+def _from_lists(rows: Rows, row_filters: Filters) -> tuple[IntArray, Drawn]:
+    """Rows that are cut within the list of their best tokens: which of the rows, and their draws."""
+    n, num_tiles = rows.maxima.shape
+    row_mass = None
+    if (row_filters.top_k <= 0).any():
+        masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale)
+        row_mass = masses.totals(rows_of(rows.maxima), n)
+    listed = filters.kept_of_best_tokens(
+        rows.values, rows.maxima, on_host(rows.row_max), rows.temperature, row_mass, row_filters
+    )
+    exact = listed.exact
+    # A filter that keeps everything changes nothing, to the bit: such rows race the very masses of unfiltered ones.
+    for i in np.flatnonzero(exact & listed.keeps_list).tolist():
+        num_finite = int((rows.values.row(i) > -torch.inf).count_nonzero())
+        exact[i] = num_finite > np.count_nonzero(listed.kept.rows == i)
+    chosen = np.flatnonzero(exact)
+    if not len(chosen):
+        return chosen, Drawn(chosen, np.ones(0), Cut.nowhere(0))
+    kept, z = listed.kept, listed.z
+    if len(chosen) < n:
+        mine = exact[kept.rows]
+        kept, z = kept.pick(mine), z[mine]
+    new_row = np.cumsum(exact) - 1
+    row = new_row[kept.rows]
+    tile = kept.ids // TILE
+    first = np.flatnonzero(np.diff(row * num_tiles + tile, prepend=-1))
+    mass = np.add.reduceat(np.exp(z), first)
+    keys = NoiseKeys(rows.pick(chosen).params, wide=rows.wide)
+    won = keys.race(row[first], tile[first], np.log(mass), Stream.TARGET_TILE)
+    inside = tile == won[row]
+    tokens = keys.race(row[inside], kept.ids[inside], z[inside], Stream.TARGET_TOKEN)
+    totals = np.add.reduceat(mass, np.searchsorted(row[first], np.arange(len(chosen))))
+    return chosen, Drawn(tokens, totals, listed.cut.pick(chosen))
+
+
+def _from_whole_rows(rows: Rows, row_filters: Filters) -> Drawn:
+    """Rows without filters, and rows whose cut may lie anywhere."""
+    n = len(rows.row_max)
+    cut = Cut.nowhere(n)
+    for i in np.flatnonzero(row_filters.some_on).tolist():
+        cut.value[i], cut.id[i] = filters.exact_cut(
+            rows.values.row(i).reshape(-1), float(rows.row_max[i]), float(rows.temperature[i]), row_filters, i
+        )
+    masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale, cut, wide=rows.wide)
+    keys = NoiseKeys(rows.params, wide=rows.wide)
+    tile = keys.race_run(np.zeros(n, np.int64), masses.log().reshape(rows.maxima.shape), Stream.TARGET_TILE)
+    x = rows.tiles_at(tile)
+    value, last = cut.value[:, None], (cut.id - tile * TILE)[:, None]
+    kept = ((x > value) | ((x == value) & (np.arange(TILE) <= last))) & (x > -np.inf)
+    x = np.where(kept, x, np.float64(-np.inf))[:, : np.flatnonzero(kept.any(0))[-1] + 1]
+    z = (x - on_host(rows.row_max)[:, None]) / rows.temperature[:, None]
+    tokens = keys.race_run(tile * TILE, z, Stream.TARGET_TOKEN)
+    return Drawn(tokens, masses.totals(rows_of(rows.maxima), n), cut)

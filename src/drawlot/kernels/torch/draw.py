@@ -73,14 +73,21 @@ def draw(rows: Rows) -> Drawn:
     if len(index):
         drawn.put(index, _first_tokens(rows.pick(index)))
     filtered = ~greedy & row_filters.some_on
+    # The whole row's sum of exp(z), where top_p alone cuts it.
+    row_mass = np.full(n, np.nan)
+    index = np.flatnonzero(filtered & row_filters.top_p_alone)
+    if len(index):
+        alone = rows.pick(index)
+        masses = tile_masses(alone.values, alone.maxima, alone.row_max, alone.scale)
+        row_mass[index] = masses.totals(rows_of(alone.maxima), len(index))
     index = np.flatnonzero(filtered & filters.listable(row_filters))
     if len(index):
-        listed, part = _from_lists(rows.pick(index), row_filters.pick(index))
+        listed, part = _from_lists(rows.pick(index), row_filters.pick(index), row_mass[index])
         drawn.put(index[listed], part)
     # The others, and those whose lists did not suffice, take the masses of whole rows.
     index = np.flatnonzero(drawn.tokens < 0)
     if len(index):
-        drawn.put(index, _from_whole_rows(rows.pick(index), row_filters.pick(index)))
+        drawn.put(index, _from_whole_rows(rows.pick(index), row_filters.pick(index), row_mass[index]))
     return drawn
 
 
@@ -92,13 +99,9 @@ def _first_tokens(rows: Rows) -> Drawn:
     return Drawn(tokens, np.ones(len(tokens)), Cut(row_max, tokens))
 
 
-def _from_lists(rows: Rows, row_filters: Filters) -> tuple[IntArray, Drawn]:
+def _from_lists(rows: Rows, row_filters: Filters, row_mass: NDArray[np.float64]) -> tuple[IntArray, Drawn]:
     """Rows that are cut within the list of their best tokens: which of the rows, and their draws."""
     n, num_tiles = rows.maxima.shape
-    row_mass = None
-    if (row_filters.top_k <= 0).any():
-        masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale)
-        row_mass = masses.totals(rows_of(rows.maxima), n)
     listed = filters.kept_of_best_tokens(
         rows.values, rows.maxima, on_host(rows.row_max), rows.temperature, row_mass, row_filters
     )
@@ -127,13 +130,13 @@ def _from_lists(rows: Rows, row_filters: Filters) -> tuple[IntArray, Drawn]:
     return chosen, Drawn(tokens, totals, listed.cut.pick(chosen))
 
 
-def _from_whole_rows(rows: Rows, row_filters: Filters) -> Drawn:
+def _from_whole_rows(rows: Rows, row_filters: Filters, row_mass: NDArray[np.float64]) -> Drawn:
     """Rows without filters, and rows whose cut may lie anywhere."""
     n = len(rows.row_max)
     cut = Cut.nowhere(n)
     for i in np.flatnonzero(row_filters.some_on).tolist():
         cut.value[i], cut.id[i] = filters.exact_cut(
-            rows.values.row(i).reshape(-1), float(rows.row_max[i]), float(rows.temperature[i]), row_filters, i
+            rows.values.row(i).view(-1), float(rows.row_max[i]), float(rows.temperature[i]), row_filters, i, row_mass[i]
         )
     masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale, cut, wide=rows.wide)
     keys = NoiseKeys(rows.params, wide=rows.wide)

@@ -14,6 +14,7 @@ from drawlot.kernels.torch.scan import Cut, IntArray, Tiles, Tokens, in_order, l
 _MOST_LISTED = 1024  # a larger top_k is cut from the whole row
 _LISTED_WITHOUT_K = 64  # rows without top_k list at least so many tokens,
 _WHOLE_UP_TO = 2048  # and all of a vocabulary so small
+_MANY = 1 << 14
 _NUM_BUCKETS, _BUCKET_SHIFT = 1 << 14, 18  # sign, exponent and five bits of the mantissa
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _FIXED_POINT = 2.0**44  # integer masses add up alike in any order; 2^44 * 2^18 tokens stay below 2^63
@@ -31,6 +32,12 @@ class Filters(NamedTuple):
         """bool [N]: rows with some filter."""
         on: NDArray[np.bool_] = (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
         return on
+
+    @property
+    def top_p_alone(self) -> NDArray[np.bool_]:
+        """bool [N]: rows cut by top_p without another filter."""
+        alone: NDArray[np.bool_] = (self.top_k <= 0) & (self.top_p < 1) & (self.min_p == 0)
+        return alone
 
     def pick(self, index: IntArray) -> "Filters":
         """Those of some rows."""
@@ -60,7 +67,7 @@ def kept_of_best_tokens(
     maxima: Tensor,
     row_max: NDArray[np.float32],
     temperature: NDArray[np.float64],
-    row_mass: NDArray[np.float64] | None,
+    row_mass: NDArray[np.float64],
     filters: Filters,
 ) -> Listed:
     """Cuts rows within the list of all their tokens above a line.
@@ -71,7 +78,7 @@ def kept_of_best_tokens(
     Args:
         tiles: Of N rows; maxima: float32 [N, T], theirs. The rest is on the host.
         row_max and temperature: [N].
-        row_mass: [N], the whole rows' sum of exp(z); None if every row has top_k.
+        row_mass: [N], the whole row's sum of exp(z) where top_p alone cuts it.
         filters: Of these rows, `listable`.
     """
     n = len(maxima)
@@ -97,14 +104,12 @@ def kept_of_best_tokens(
         running = np.zeros((n, listed.max()))
         running[rows, np.arange(len(rows)) - first[rows]] = mass[order]
         running = running.cumsum(1)
-        total = running[np.arange(n), count - 1]
-        if row_mass is not None:
-            total = np.where(limited, total, row_mass)
+        total = np.where(limited, running[np.arange(n), count - 1], row_mass)
         needed = (running < (filters.top_p * total)[:, None]).sum(1) + 1
-        crossed = (filters.top_p < 1) & (needed <= count)
+        # Where a list ends above the min-p line, the mass that top_p counts is not known: NaN, which crosses nothing.
+        crossed = (filters.top_p < 1) & (needed <= count) & ~np.isnan(total)
         count = np.where(crossed, needed, count)
-        # top_p counts what min_p keeps: where the list ends above the min-p line, that mass is not known.
-        exact = limited | (crossed & (filters.min_p == 0))
+        exact = limited | crossed
     count = np.maximum(count, 1)
     last = order[first + count - 1]
     cut = Cut(tokens.values[last], tokens.ids[last])
@@ -112,17 +117,49 @@ def kept_of_best_tokens(
     return Listed(tokens.pick(kept), z[kept], cut, exact, count == listed)
 
 
-def exact_cut(values: Tensor, row_max: float, temperature: float, filters: Filters, row: int) -> tuple[float, int]:
-    """The cut of one row of any shape, from counts and masses of 2^14 buckets of values; the row is not sorted.
+def exact_cut(
+    values: Tensor, row_max: float, temperature: float, filters: Filters, row: int, mass: float
+) -> tuple[float, int]:
+    """The cut of one row of any shape.
 
     Args:
         values: float32 [V]; row_max: the largest; temperature: > 0.
         filters: Of several rows; row: which of them this is. Some filter is on.
+        mass: The row's sum of exp(z), where top_p alone cuts it.
 
     Returns:
         Value and id of the last kept token.
     """
     top_k, top_p, min_p = int(filters.top_k[row]), float(filters.top_p[row]), float(filters.min_p[row])
+    if filters.top_p_alone[row]:
+        cut = _cut_among_many(on_host(values), row_max, temperature, top_p * mass)
+        if cut is not None:
+            return cut
+    return _cut_by_buckets(values, row_max, temperature, top_k, top_p, min_p)
+
+
+def _cut_among_many(
+    values: NDArray[np.float32], row_max: float, temperature: float, target: float
+) -> tuple[float, int] | None:
+    """The cut at a mass of `target`, if the best 2^14 tokens hold it: only they are put in order."""
+    best = values
+    if len(values) > _MANY:
+        best = np.partition(values, len(values) - _MANY)[-_MANY:]
+    best = np.sort(best)[::-1]
+    running = np.exp((best.astype(np.float64) - row_max) / temperature).cumsum()
+    last = int(np.searchsorted(running, target))
+    if last == len(best):
+        return None
+    value = best[last]
+    # Equal values were in no order: the lower ids of them are kept.
+    rank_among_equals = last - int(np.searchsorted(-best, -value))
+    return float(value), int(np.flatnonzero(values == value)[rank_among_equals])
+
+
+def _cut_by_buckets(
+    values: Tensor, row_max: float, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[float, int]:
+    """The cut from counts and masses of 2^14 buckets of values; only the bucket of the cut is put in order."""
     # In place where it can be: fresh memory costs more than the arithmetic.
     bits = (values + 0.0).view(torch.int32)  # -0.0 and 0.0 are one value
     bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)  # now ascending, as the values

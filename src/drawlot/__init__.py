@@ -4,14 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from drawlot.errors import BackendError, DrawlotError, InputError, ModelError, ParameterError
-from drawlot.functional import sample
-from drawlot.outputs import LogitsRows, LogprobsTensors, RowStatus, SamplerOutput
 from drawlot.params import SamplingParams
-from drawlot.sampling import Sampler
 
 if TYPE_CHECKING:
     from drawlot.engine.args import EngineArgs
     from drawlot.entrypoints.llm import LLM
+    from drawlot.functional import sample
+    from drawlot.outputs import LogitsRows, LogprobsTensors, RowStatus, SamplerOutput
+    from drawlot.sampling import Sampler
 
 __version__ = "0.1.0"
 
@@ -32,11 +32,26 @@ __all__ = [
     "sample",
 ]
 
-# What brings in transformers loads when it is first used.
-_LAZY = {"LLM": "drawlot.entrypoints.llm", "EngineArgs": "drawlot.engine.args"}
+# What brings in torch or transformers loads when it is first used, so that `drawlot --help` answers at once.
+_HOME = {
+    "EngineArgs": "drawlot.engine.args",
+    "LLM": "drawlot.entrypoints.llm",
+    "LogitsRows": "drawlot.outputs",
+    "LogprobsTensors": "drawlot.outputs",
+    "RowStatus": "drawlot.outputs",
+    "Sampler": "drawlot.sampling",
+    "SamplerOutput": "drawlot.outputs",
+    "sample": "drawlot.functional",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module 'drawlot' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -152,7 +152,7 @@ def test_logprobs_on_or_off_draw_the_same_tokens(vocab_size, generator, mode):
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 @pytest.mark.parametrize("idle", [{"top_k": "V"}, {"min_p": 1e-300}, {"top_k": "V", "top_p": 1.0, "min_p": 1e-300}])
 def test_a_filter_that_keeps_everything_changes_nothing(request, vocab_size, generator, idle, fp64, mode):
-    if fp64 and mode == "raw_logprobs" and "min_p" in idle and vocab_size == 5003:
+    if fp64 and mode == "raw_logprobs" and "min_p" in idle:
         request.applymarker(MIXED_WIDTHS)
     idle = {name: vocab_size if value == "V" else value for name, value in idle.items()}
     logits = logits_of(generator, 64, vocab_size)

@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 	touch $@
 
 demo: .venv/installed  ## generate text with the embedded model, through drawlot's own sampler
-	$(BIN)/drawlot generate "def add(a, b):" --max-tokens 48 --temperature 0.6 --top-p 0.95 --seed 7
+	$(BIN)/drawlot generate "class Stack:" --max-tokens 50 --temperature 0.5 --top-p 0.9 --seed 2 --echo
 
 test: lint types unit  ## everything CI runs
 

@@ -40,7 +40,7 @@ REFUSED = [
     *[({field: ["a", v]}, field, "non-empty strings", repr(v)) for field in ("stop", "bad_words") for v in ("", 5)],
     *[({field: ""}, field, "must hold non-empty strings", "''") for field in ("stop", "bad_words")],
     ({"temperature": -1e-300}, "temperature", "must be finite and >= 0", "-1e-300"),
-    ({"top_p": 0}, "top_p", "must be in (0, 1]", "0.0"),
+    ({"top_p": 0}, "top_p", "must be in (0, 1]", "0"),
     ({"top_p": -0.5}, "top_p", "must be in (0, 1]", "-0.5"),
     ({"top_p": 1 + 2**-52}, "top_p", "must be in (0, 1]", "1.0000000000000002"),
     ({"min_p": -5e-324}, "min_p", "must be in [0, 1]", "-5e-324"),
@@ -49,8 +49,8 @@ REFUSED = [
     ({"presence_penalty": -2.001}, "presence_penalty", "must be in [-2, 2]", "-2.001"),
     ({"frequency_penalty": 2.001}, "frequency_penalty", "must be in [-2, 2]", "2.001"),
     ({"frequency_penalty": -2.001}, "frequency_penalty", "must be in [-2, 2]", "-2.001"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "must be finite and > 0", "0.0"),
-    ({"repetition_penalty": -1}, "repetition_penalty", "must be finite and > 0", "-1.0"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "must be finite and > 0", "0"),
+    ({"repetition_penalty": -1}, "repetition_penalty", "must be finite and > 0", "-1"),
     ({"n": 0}, "n", "must be in [1, 128]", "0"),
     ({"n": 129}, "n", "must be in [1, 128]", "129"),
     ({"n": 2, "temperature": 0}, "n", "must be 1 when temperature is 0", "2"),
@@ -63,15 +63,15 @@ REFUSED = [
     ({"max_tokens": 0}, "max_tokens", "must be >= 1 (0 only with prompt_logprobs)", "0"),
     ({"logprobs": -2}, "logprobs", "must be >= -1", "-2"),
     ({"prompt_logprobs": -2}, "prompt_logprobs", "must be >= -1", "-2"),
-    ({"stop": [*SIXTEEN_STOPS, "x"]}, "stop", "must hold at most 16 strings", "17 strings"),
+    ({"stop": [*SIXTEEN_STOPS, "x"]}, "stop", "must hold at most 16 strings", "17"),
     ({"allowed_token_ids": []}, "allowed_token_ids", "must not be empty", "()"),
     ({"logprob_token_ids": []}, "logprob_token_ids", "must not be empty", "()"),
     ({"logprob_token_ids": [3, 4, 3]}, "logprob_token_ids", "must be distinct", "(3, 4, 3)"),
-    ({"logprob_token_ids": range(129)}, "logprob_token_ids", "must hold at most 128 token ids", "129 ids"),
+    ({"logprob_token_ids": range(129)}, "logprob_token_ids", "must hold at most 128 token ids", "129"),
     ({"logprob_token_ids": [3, 4], "logprobs": 1}, "logprobs", "must equal the number of logprob_token_ids (2)", "1"),
     ({"logprob_token_ids": [3, 4], "logprobs": -1}, "logprobs", "must equal the number of logprob_token_ids (2)", "-1"),
     ({"logit_bias": [1, 2]}, "logit_bias", "must map token ids to numbers", "[1, 2]"),
-    ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias", "must hold at most 1024 entries", "1025 entries"),
+    ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias", "must hold at most 1024 entries", "1025"),
     *[({"logit_bias": {k: 1.0}}, "logit_bias", "keys must be token ids", repr(k)) for k in (-1, True, "1", 1.5)],
     *[
         ({"logit_bias": {7: v}}, "logit_bias", "values must be in [-100, 100] (token id 7)", repr(v))
@@ -261,20 +261,17 @@ def test_a_long_value_is_cut_in_the_message():
         assert shown.endswith("...") == (length > 62)
 
 
-@pytest.mark.xfail(reason="float() of a larger integer raises OverflowError", raises=OverflowError)
 @pytest.mark.parametrize("kwargs", [{"temperature": 10**400}, {"logit_bias": {1: -(10**400)}}])
 def test_an_integer_beyond_every_float_is_refused_in_words(kwargs):
     with pytest.raises(ParameterError, match=next(iter(kwargs))):
         SamplingParams(**kwargs)
 
 
-@pytest.mark.xfail(reason="repr() of an integer of more than 4,300 digits raises ValueError", raises=ValueError)
 def test_an_integer_beyond_every_string_is_refused_in_words():
     with pytest.raises(ParameterError, match="top_k"):
         SamplingParams(top_k=10**5000)
 
 
-@pytest.mark.xfail(reason="logit_bias is a dict, which can be changed after it was checked")
 def test_a_checked_logit_bias_cannot_be_changed():
     params = SamplingParams(logit_bias={1: 2.0})
     with pytest.raises(TypeError):

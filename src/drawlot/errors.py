@@ -22,7 +22,10 @@ class ParameterError(DrawlotError, ValueError):
     """
 
     def __init__(self, field: str, rule: str, value: object) -> None:
-        shown = repr(value)
+        try:
+            shown = repr(value)
+        except ValueError:  # Python refuses to write out integers of thousands of digits
+            shown = "a number too long to show"
         super().__init__(f"{field}: {rule}; got {shown if len(shown) <= 64 else shown[:61] + '...'}")
         self.field = field
         self.rule = rule

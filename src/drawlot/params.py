@@ -1,7 +1,7 @@
 """What a user may set for one request: `SamplingParams`, checked once."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -150,10 +150,10 @@ class SamplingParams:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ParameterError(field, "must be a number", value)
-        value = float(value)
-        if not math.isfinite(value) or not valid(value):
+        number = _as_float(value)
+        if not math.isfinite(number) or not valid(number):
             raise ParameterError(field, rule, value)
-        object.__setattr__(self, field, value)
+        object.__setattr__(self, field, number)
 
     def _integer(self, field: str, low: int, high: int) -> None:
         value = getattr(self, field)
@@ -168,11 +168,11 @@ class SamplingParams:
     def _texts(self, field: str, most: int | None) -> None:
         value = getattr(self, field)
         texts = (value,) if isinstance(value, str) else value
-        if texts is None or not isinstance(texts, Iterable):
+        if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
             raise ParameterError(field, "must be a string or a list of strings", value)
         texts = tuple(texts)
         if most is not None and len(texts) > most:
-            raise ParameterError(field, f"must hold at most {most} strings", f"{len(texts)} strings")
+            raise ParameterError(field, f"must hold at most {most} strings", len(texts))
         for text in texts:
             if not isinstance(text, str) or not text:
                 raise ParameterError(field, "must hold non-empty strings", text)
@@ -180,11 +180,11 @@ class SamplingParams:
 
     def _token_ids(self, field: str, most: int | None) -> None:
         value = getattr(self, field)
-        if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             raise ParameterError(field, "must be a list of token ids", value)
         ids = tuple(value)
         if most is not None and len(ids) > most:
-            raise ParameterError(field, f"must hold at most {most} token ids", f"{len(ids)} ids")
+            raise ParameterError(field, f"must hold at most {most} token ids", len(ids))
         for token_id in ids:
             if isinstance(token_id, bool) or not isinstance(token_id, Integral) or token_id < 0:
                 raise ParameterError(field, "must hold token ids (integers >= 0)", token_id)
@@ -208,14 +208,46 @@ class SamplingParams:
             raise ParameterError("max_tokens", "must be >= 1 (0 only with prompt_logprobs)", self.max_tokens)
 
 
-def _checked_bias(bias: object) -> dict[int, float]:
+class Bias(Mapping[int, float]):
+    """A checked `logit_bias`: equal to the dict it was made from, but it cannot change."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, entries: Mapping[int, float]) -> None:
+        self._entries = dict(entries)
+
+    def __getitem__(self, token_id: int) -> float:
+        return self._entries[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._entries.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._entries)
+
+
+def _as_float(value: Real) -> float:
+    """The value as a float, infinite if it is an integer too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _checked_bias(bias: object) -> Bias:
     if not isinstance(bias, Mapping):
         raise ParameterError("logit_bias", "must map token ids to numbers", bias)
     if len(bias) > MAX_LOGIT_BIAS:
-        raise ParameterError("logit_bias", f"must hold at most {MAX_LOGIT_BIAS} entries", f"{len(bias)} entries")
+        raise ParameterError("logit_bias", f"must hold at most {MAX_LOGIT_BIAS} entries", len(bias))
     for token_id, value in bias.items():
         if isinstance(token_id, bool) or not isinstance(token_id, Integral) or token_id < 0:
             raise ParameterError("logit_bias", "keys must be token ids (integers >= 0)", token_id)
-        if isinstance(value, bool) or not isinstance(value, Real) or not -100 <= float(value) <= 100:
+        if isinstance(value, bool) or not isinstance(value, Real) or not -100 <= _as_float(value) <= 100:
             raise ParameterError("logit_bias", f"values must be in [-100, 100] (token id {token_id})", value)
-    return {int(token_id): float(value) for token_id, value in bias.items()}
+    return Bias({int(token_id): float(value) for token_id, value in bias.items()})

@@ -13,7 +13,7 @@ from drawlot.rng import Stream
 from drawlot.testing import chi_square
 from tests.statistical.draws import EMPTY, counts_of, law_of, tokens_of
 
-N = 1 << 20
+N = 1 << 22
 
 COUNTS = np.log(np.arange(1.0, 17.0))
 LADDER = -0.7 * np.arange(16)
@@ -49,7 +49,7 @@ LAWS = {
 @pytest.mark.parametrize(("logits", "params"), LAWS.values(), ids=LAWS)
 def test_draws_follow_their_law(logits, params):
     law = law_of(logits, **params)
-    counts = counts_of(tokens_of(logits, N if len(logits) == 16 else N // 4, **params), law)
+    counts = counts_of(tokens_of(logits, N if len(logits) == 16 else N // 16, **params), law)
     result = chi_square(counts, law)
     assert result.ok, result
     assert not chi_square(leaked(counts, law), law).ok

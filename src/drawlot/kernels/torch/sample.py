@@ -88,6 +88,6 @@ def _logprobs(raw_rows: Rows, rows: Rows, drawn: Drawn, wanted: LogprobsWanted) 
     temperature = on_host(rows.params.temperature)
     if wanted.mode.startswith("processed"):
         return processed_columns(rows.values, rows.maxima, drawn.cut, drawn.mass, temperature, drawn.tokens, wanted)
-    # The masses of rows drawn from as they came are known.
-    known = raw_rows is rows and bool(((temperature == 1) & (drawn.cut.id == -1)).all())
+    # The masses of rows drawn from as they came are known; but float64 sums would make a row's bits depend on others.
+    known = raw_rows is rows and not rows.wide and bool(((temperature == 1) & (drawn.cut.id == -1)).all())
     return raw_columns(raw_rows.values, raw_rows.maxima, drawn.tokens, wanted, drawn.mass if known else None)

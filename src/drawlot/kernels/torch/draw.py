@@ -11,7 +11,7 @@ from drawlot.kernels.inputs import SMALLEST_TEMPERATURE, TILE, RowParams
 from drawlot.kernels.torch import filters
 from drawlot.kernels.torch.filters import Filters
 from drawlot.kernels.torch.race import NoiseKeys
-from drawlot.kernels.torch.scan import Cut, IntArray, Tiles, on_host, rows_of, tile_masses
+from drawlot.kernels.torch.scan import Cut, IntArray, TileMasses, Tiles, on_host, tile_masses
 from drawlot.rng import Stream
 
 
@@ -27,6 +27,8 @@ class Rows(NamedTuple):
     """float32 [N], 1 / temperature"""
     params: RowParams
     wide: bool
+    sums: Tensor | None = None
+    """[N, T], of all tokens of the tiles, where the scan has summed them at `scale`"""
 
     def pick(self, index: IntArray) -> "Rows":
         """Some of the rows."""
@@ -34,7 +36,14 @@ class Rows(NamedTuple):
             return self
         at = torch.from_numpy(index).to(self.maxima.device)
         values, params = self.values.pick(index), self.params.pick(at)
-        return Rows(values, self.maxima[at], self.row_max[at], self.scale[at], params, self.wide)
+        sums = None if self.sums is None else self.sums[at]
+        return Rows(values, self.maxima[at], self.row_max[at], self.scale[at], params, self.wide, sums)
+
+    def masses(self, cut: Cut | None = None) -> TileMasses:
+        """The masses of their tiles, of the tokens that a cut keeps."""
+        if cut is None and self.sums is not None:
+            return TileMasses.of(self.sums, self.maxima, self.row_max, self.scale)
+        return tile_masses(self.values, self.maxima, self.row_max, self.scale, cut, wide=self.wide)
 
     @property
     def temperature(self) -> NDArray[np.float64]:
@@ -77,9 +86,7 @@ def draw(rows: Rows) -> Drawn:
     row_mass = np.full(n, np.nan)
     index = np.flatnonzero(filtered & row_filters.top_p_alone)
     if len(index):
-        alone = rows.pick(index)
-        masses = tile_masses(alone.values, alone.maxima, alone.row_max, alone.scale)
-        row_mass[index] = masses.totals(rows_of(alone.maxima), len(index))
+        row_mass[index] = rows.pick(index).masses().totals()
     index = np.flatnonzero(filtered & filters.listable(row_filters))
     if len(index):
         listed, part = _from_lists(rows.pick(index), row_filters.pick(index), row_mass[index])
@@ -138,13 +145,13 @@ def _from_whole_rows(rows: Rows, row_filters: Filters, row_mass: NDArray[np.floa
         cut.value[i], cut.id[i] = filters.exact_cut(
             rows.values.row(i).view(-1), float(rows.row_max[i]), float(rows.temperature[i]), row_filters, i, row_mass[i]
         )
-    masses = tile_masses(rows.values, rows.maxima, rows.row_max, rows.scale, cut, wide=rows.wide)
+    masses = rows.masses(cut if row_filters.some_on.any() else None)
     keys = NoiseKeys(rows.params, wide=rows.wide)
-    tile = keys.race_run(np.zeros(n, np.int64), masses.log().reshape(rows.maxima.shape), Stream.TARGET_TILE)
+    tile = keys.race_run(np.zeros(n, np.int64), masses.log(), Stream.TARGET_TILE)
     x = rows.tiles_at(tile)
     value, last = cut.value[:, None], (cut.id - tile * TILE)[:, None]
     kept = ((x > value) | ((x == value) & (np.arange(TILE) <= last))) & (x > -np.inf)
     x = np.where(kept, x, np.float64(-np.inf))[:, : np.flatnonzero(kept.any(0))[-1] + 1]
     z = (x - on_host(rows.row_max)[:, None]) / rows.temperature[:, None]
     tokens = keys.race_run(tile * TILE, z, Stream.TARGET_TOKEN)
-    return Drawn(tokens, masses.totals(rows_of(rows.maxima), n), cut)
+    return Drawn(tokens, masses.totals(), cut)

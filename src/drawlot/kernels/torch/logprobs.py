@@ -12,13 +12,13 @@ from drawlot.kernels.torch.edits import as_tiles
 from drawlot.kernels.torch.scan import (
     Cut,
     IntArray,
+    TileMasses,
     Tiles,
     in_order,
     line_of,
     on_host,
-    rows_of,
+    scan,
     tile_masses,
-    tile_maxima,
     tiles_at_least,
     tokens_at_least,
 )
@@ -55,28 +55,30 @@ class Columns(NamedTuple):
 def logprobs_of(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> tuple[Tensor, Tensor, Tensor]:
     """Raw logprobs of given tokens [N] of logits [N, V], nothing drawn: ids [N, C], logprobs [N, C], ranks [N]."""
     tiles = as_tiles(logits)
-    columns = raw_columns(Tiles(tiles), tile_maxima(tiles), on_host(token_ids), wanted)
+    maxima, sums = scan(tiles, None)
+    columns = raw_columns(
+        Tiles(tiles), maxima, None if wanted.mode.endswith("logits") else sums, on_host(token_ids), wanted
+    )
     return columns.on_device(logits.device)
 
 
 def raw_columns(
     tiles: Tiles,
     maxima: Tensor,
+    sums: Tensor | None,
     tokens: IntArray,
     wanted: LogprobsWanted,
-    mass: NDArray[np.float64] | None = None,
 ) -> Columns:
     """The columns of the raw modes.
 
     Args:
         tiles: Of N rows, the logits with the grammar bitmask alone; maxima: float32 [N, T], theirs.
+        sums: float32 [N, T] of `scan`; raw_logits needs none.
         tokens: [N].
         wanted: Of these rows.
-        mass: [N], the rows' sum of exp(logit - maximum), where it is known.
     """
     n = len(tokens)
-    if mass is None:
-        mass = _mass(tiles, maxima, wanted.mode)
+    mass = np.ones(n) if sums is None else TileMasses.of(sums, maxima, maxima.amax(1), None).totals()
     return _columns(tiles, maxima, Cut.nowhere(n), mass, np.ones(n), tokens, wanted)
 
 
@@ -110,7 +112,7 @@ def _mass(tiles: Tiles, maxima: Tensor, mode: str) -> NDArray[np.float64]:
     """[N]: the rows' sum of exp(value - maximum); 1 in the logits modes, which need none."""
     if mode.endswith("logits"):
         return np.ones(len(maxima))
-    return tile_masses(tiles, maxima, maxima.amax(1), None).totals(rows_of(maxima), len(maxima))
+    return tile_masses(tiles, maxima, maxima.amax(1), None).totals()
 
 
 def _columns(

@@ -6,10 +6,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drawlot.kernels.inputs import SMALLEST_TEMPERATURE, TILE, Edits, LogprobsWanted, RowParams, SampledRows
-from drawlot.kernels.torch.draw import Drawn, Rows, draw
+from drawlot.kernels.torch.draw import Rows, draw
 from drawlot.kernels.torch.edits import as_tiles, edited_rows, grammar_masked, row_values
 from drawlot.kernels.torch.logprobs import Columns, processed_columns, raw_columns
-from drawlot.kernels.torch.scan import Tiles, on_host, tile_maxima
+from drawlot.kernels.torch.scan import Tiles, on_host, scan, tile_maxima
 from drawlot.outputs import RowStatus
 
 _CHUNK = 1 << 22  # elements worked on at once: bounds the extra memory, whatever the number of rows
@@ -43,7 +43,14 @@ def _sample_chunk(
     n, device = len(logits), logits.device
     logits_tiles = as_tiles(logits)
     raw = grammar_masked(logits_tiles, edits)
-    raw_maxima = tile_maxima(raw)
+    scale = (1 / params.temperature.clamp(min=SMALLEST_TEMPERATURE)).clamp(min=SMALLEST_TEMPERATURE).float()
+    raw_sums = sums = None
+    if wanted is not None and wanted.mode == "raw_logprobs":
+        raw_maxima, raw_sums = scan(raw, None)
+    elif not edits.beyond_bitmask and _unfiltered(params):
+        raw_maxima, sums = scan(raw, scale, wide=wide)
+    else:
+        raw_maxima = tile_maxima(raw)
     row_max = raw_maxima.amax(1)
     logits_max = row_max if raw is logits_tiles else tile_maxima(logits_tiles).amax(1)
     values, maxima = Tiles(raw), raw_maxima
@@ -57,21 +64,27 @@ def _sample_chunk(
         where[on_host(edited)] = n + np.arange(len(edited))
         values = Tiles(raw, own_values, where)
     status = _status(on_host(row_max), on_host(logits_max))
-    scale = (1 / params.temperature.clamp(min=SMALLEST_TEMPERATURE)).clamp(min=SMALLEST_TEMPERATURE).float()
 
     tokens = np.full(n, -1)
     columns = wanted and Columns.unused(n, wanted.columns)
     good = np.flatnonzero(status == 0)
     if len(good):
-        rows = Rows(values, maxima, row_max, scale, params, wide).pick(good)
+        rows = Rows(values, maxima, row_max, scale, params, wide, sums).pick(good)
         drawn = draw(rows)
         tokens[good] = drawn.tokens
         if wanted is not None and columns is not None:
-            at = torch.from_numpy(good).to(device)
-            raw_rows = rows
-            if values.edited is not None:
-                raw_rows = rows._replace(values=Tiles(raw).pick(good), maxima=raw_maxima[at])
-            columns.put(good, _logprobs(raw_rows, rows, drawn, wanted if len(good) == n else wanted.pick(at)))
+            if len(good) < n:
+                at = torch.from_numpy(good).to(device)
+                wanted, raw_maxima = wanted.pick(at), raw_maxima[at]
+                raw_sums = None if raw_sums is None else raw_sums[at]
+            if wanted.mode.startswith("raw"):
+                part = raw_columns(Tiles(raw).pick(good), raw_maxima, raw_sums, drawn.tokens, wanted)
+            else:
+                temperature = on_host(rows.params.temperature)
+                part = processed_columns(
+                    rows.values, rows.maxima, drawn.cut, drawn.mass, temperature, drawn.tokens, wanted
+                )
+            columns.put(good, part)
     return SampledRows(
         torch.from_numpy(tokens).to(device), torch.from_numpy(status).to(device), columns and columns.on_device(device)
     )
@@ -84,10 +97,6 @@ def _status(row_max: NDArray[np.float32], logits_max: NDArray[np.float32]) -> ND
     return status
 
 
-def _logprobs(raw_rows: Rows, rows: Rows, drawn: Drawn, wanted: LogprobsWanted) -> Columns:
-    temperature = on_host(rows.params.temperature)
-    if wanted.mode.startswith("processed"):
-        return processed_columns(rows.values, rows.maxima, drawn.cut, drawn.mass, temperature, drawn.tokens, wanted)
-    # The masses of rows drawn from as they came are known; but float64 sums would make a row's bits depend on others.
-    known = raw_rows is rows and not rows.wide and bool(((temperature == 1) & (drawn.cut.id == -1)).all())
-    return raw_columns(raw_rows.values, raw_rows.maxima, drawn.tokens, wanted, drawn.mass if known else None)
+def _unfiltered(params: RowParams) -> bool:
+    temperature, top_k, top_p, min_p = (on_host(column) for column in params[:4])
+    return bool(((temperature > 0) & (top_k <= 0) & (top_p >= 1) & (min_p <= 0)).all())

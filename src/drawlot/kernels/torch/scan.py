@@ -18,7 +18,7 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[Any]
 
 _CHUNK = 1 << 17  # elements of a temporary: fits the second-level cache of a core
-_LOWEST = np.finfo(np.float32).min
+_LOWEST = float(np.finfo(np.float32).min)
 
 
 class Tiles(NamedTuple):
@@ -110,19 +110,25 @@ class TileMasses(NamedTuple):
     """The sums of exp((value - row_max) scale) over the tokens of tiles, as sum exp(shift); on the host."""
 
     sums: FloatArray
-    """float32 or float64 [E], relative to the tile's own maximum; 0 for a tile without mass"""
+    """float32 or float64 [N, T], relative to the tile's own maximum; 0 for a tile without mass"""
     shift: FloatArray
-    """[E], (tile maximum - row_max) scale; 0 in a row's best tile"""
+    """[N, T], (tile maximum - row_max) scale; 0 in a row's best tile"""
+
+    @classmethod
+    def of(cls, sums: Tensor, maxima: Tensor, row_max: Tensor, scale: Tensor | None) -> "TileMasses":
+        """Of N rows, from what was summed; scale None is 1."""
+        shift = maxima - row_max.unsqueeze(1)
+        if scale is not None:
+            shift *= scale.unsqueeze(1)
+        return cls(on_host(sums), on_host(shift))
 
     def log(self) -> NDArray[np.float64]:
-        """[E], -inf for a tile without mass."""
-        with np.errstate(divide="ignore"):
-            return np.log(self.sums.astype(np.float64)) + self.shift
+        """[N, T], -inf for a tile without mass."""
+        return np.log(self.sums.astype(np.float64)) + self.shift
 
-    def totals(self, rows: IntArray, n: int) -> NDArray[np.float64]:
-        """[n]: the mass of each row; rows [E] ascending, none missing."""
-        masses = np.multiply(self.sums, np.exp(self.shift), dtype=np.float64)
-        totals: NDArray[np.float64] = np.add.reduceat(masses, np.searchsorted(rows, np.arange(n)))
+    def totals(self) -> NDArray[np.float64]:
+        """[N]: the mass of each row."""
+        totals: NDArray[np.float64] = np.multiply(self.sums, np.exp(self.shift), dtype=np.float64).sum(1)
         return totals
 
 
@@ -135,6 +141,21 @@ def on_host(tensor: Tensor) -> NDArray[Any]:
 def tile_maxima(tiles: Tensor) -> Tensor:
     """float32 [N, T] of tiles [N, T, 128]; NaN where a tile holds one."""
     return tiles.amax(2)
+
+
+def scan(tiles: Tensor, scale: Tensor | None, *, wide: bool = False) -> tuple[Tensor, Tensor]:
+    """Maxima and sums of the tiles of whole rows while each row is at hand, in one read.
+
+    Args:
+        tiles: float32 [N, T, 128].
+        scale: float32 [N], 1 / temperature; None: 1.
+        wide: Float64 sums.
+
+    Returns:
+        Maxima float32 [N, T], and sums of exp((value - maximum of the tile) scale), float32 or float64 [N, T].
+    """
+    maxima = tiles.new_empty(tiles.shape[:2])
+    return maxima, _sums(Tiles(tiles), maxima, scale, None, wide=wide, fill_maxima=True)
 
 
 def tile_masses(
@@ -153,22 +174,25 @@ def tile_masses(
         scale: float32 [N], 1 / temperature; None: 1.
         cut: The tokens that count; None: all do.
         wide: Float64 sums, for float64 races.
-
-    Returns:
-        E = N T masses, row by row.
     """
-    n = len(maxima)
+    return TileMasses.of(_sums(tiles, maxima, scale, cut, wide=wide), maxima, row_max, scale)
+
+
+def _sums(
+    tiles: Tiles, maxima: Tensor, scale: Tensor | None, cut: Cut | None, *, wide: bool, fill_maxima: bool = False
+) -> Tensor:
     dtype = torch.float64 if wide else torch.float32
     sums = torch.empty(maxima.shape, dtype=dtype, device=maxima.device)
-    # An empty tile: -inf - row_max = -inf, exp = 0.
-    base = torch.where(maxima == -torch.inf, row_max.unsqueeze(1), maxima)
     temporary: Tensor | None = None
-    for rows, values in tiles.chunks(n):
+    for rows, values in tiles.chunks(len(maxima)):
         if temporary is None:
             # One for all chunks, the first being the largest: fresh memory costs more than the arithmetic.
             temporary = torch.empty(values.shape, dtype=dtype, device=maxima.device)
         x = temporary[: len(values)]
-        torch.sub(values, base[rows].unsqueeze(2), out=x)
+        if fill_maxima:
+            torch.amax(values, 2, out=maxima[rows])
+        # An empty tile: -inf - lowest = -inf, exp = 0.
+        torch.sub(values, maxima[rows].clamp(min=_LOWEST).unsqueeze(2), out=x)
         if scale is not None:
             x.mul_(scale[rows].view(-1, 1, 1))
         x.exp_()
@@ -180,15 +204,7 @@ def tile_masses(
                     weights[: last + 1].mul_(tokens[: last + 1] >= value)
                     weights[last + 1 :].mul_(tokens[last + 1 :] > value)
         torch.sum(x, 2, out=sums[rows])
-    shift = base - row_max.unsqueeze(1)
-    if scale is not None:
-        shift *= scale.unsqueeze(1)
-    return TileMasses(on_host(sums).reshape(-1), on_host(shift).reshape(-1))
-
-
-def rows_of(maxima: Tensor) -> IntArray:
-    """[N T]: the row of each tile."""
-    return np.arange(len(maxima)).repeat(maxima.shape[1])
+    return sums
 
 
 def tiles_at_least(
@@ -196,7 +212,7 @@ def tiles_at_least(
 ) -> tuple[IntArray, IntArray, Tensor]:
     """The tiles that hold a token of at least `line` [N]: rows [P], tile ids [P] and values [P, 128]."""
     # No token of value -inf reaches even the lowest line.
-    found = np.flatnonzero(maxima >= np.maximum(line, _LOWEST)[:, None])
+    found = np.flatnonzero(maxima >= np.maximum(line, np.float32(_LOWEST))[:, None])
     rows, tile_ids = np.divmod(found, maxima.shape[1])
     return rows, tile_ids, tiles.at(rows, tile_ids)
 
@@ -205,7 +221,7 @@ def tokens_at_least(tiles: Tiles, maxima: NDArray[np.float32], line: NDArray[np.
     """All tokens of at least `line` [N], but none of value -inf."""
     rows, tile_ids, values = tiles_at_least(tiles, maxima, line)
     x = on_host(values)
-    found = np.flatnonzero(x >= np.maximum(line, _LOWEST)[rows, None])
+    found = np.flatnonzero(x >= np.maximum(line, np.float32(_LOWEST))[rows, None])
     pairs, lanes = np.divmod(found, TILE)
     return Tokens(rows[pairs], tile_ids[pairs] * TILE + lanes, x.reshape(-1)[found])
 

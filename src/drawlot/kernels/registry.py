@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import NamedTuple, Protocol
 
@@ -52,5 +53,10 @@ def get_backend(name: str, on: device) -> Backend:
     if name == "auto" and chosen not in _logged:
         _logged.add(chosen)
         logger.info("backend auto: %s on %s", chosen, on)
-    module = import_module(f"drawlot.kernels.{chosen}")
-    return Backend(chosen, module.sample_rows, module.logprobs_of)
+    return _load(chosen)
+
+
+@cache
+def _load(name: str) -> Backend:
+    module = import_module(f"drawlot.kernels.{name}")
+    return Backend(name, module.sample_rows, module.logprobs_of)

@@ -64,11 +64,14 @@ class Drawn(NamedTuple):
     mass: NDArray[np.float64]
     """The kept tokens' sum of exp(z); 1 for greedy rows"""
     cut: Cut
+    rank: IntArray
+    """1 + the tokens before it in the order of values; 0 where it is not known"""
 
     def put(self, index: IntArray, part: "Drawn") -> None:
         """Set some rows."""
         self.tokens[index], self.mass[index] = part.tokens, part.mass
         self.cut.value[index], self.cut.id[index] = part.cut
+        self.rank[index] = part.rank
 
 
 def draw(rows: Rows) -> Drawn:
@@ -77,7 +80,7 @@ def draw(rows: Rows) -> Drawn:
     temperature, *columns = (on_host(column) for column in rows.params[:4])
     row_filters = Filters(*columns)
     greedy = temperature == 0
-    drawn = Drawn(np.full(n, -1), np.ones(n), Cut.nowhere(n))
+    drawn = Drawn(np.full(n, -1), np.ones(n), Cut.nowhere(n), np.zeros(n, np.int64))
     index = np.flatnonzero(greedy)
     if len(index):
         drawn.put(index, _first_tokens(rows.pick(index)))
@@ -103,7 +106,7 @@ def _first_tokens(rows: Rows) -> Drawn:
     row_max = on_host(rows.row_max)
     tile = np.argmax(on_host(rows.maxima) == row_max[:, None], 1)
     tokens = tile * TILE + np.argmax(rows.tiles_at(tile) == row_max[:, None], 1)
-    return Drawn(tokens, np.ones(len(tokens)), Cut(row_max, tokens))
+    return Drawn(tokens, np.ones(len(tokens)), Cut(row_max, tokens), np.ones(len(tokens), np.int64))
 
 
 def _from_lists(rows: Rows, row_filters: Filters, row_mass: NDArray[np.float64]) -> tuple[IntArray, Drawn]:
@@ -115,11 +118,11 @@ def _from_lists(rows: Rows, row_filters: Filters, row_mass: NDArray[np.float64])
     exact = listed.exact
     # A filter that keeps everything changes nothing, to the bit: such rows race the very masses of unfiltered ones.
     for i in np.flatnonzero(exact & listed.keeps_list).tolist():
-        num_finite = int((rows.values.row(i) > -torch.inf).count_nonzero())
+        num_finite = int(np.count_nonzero(on_host(rows.values.row(i)) > -np.inf))
         exact[i] = num_finite > np.count_nonzero(listed.kept.rows == i)
     chosen = np.flatnonzero(exact)
     if not len(chosen):
-        return chosen, Drawn(chosen, np.ones(0), Cut.nowhere(0))
+        return chosen, Drawn(chosen, np.ones(0), Cut.nowhere(0), chosen)
     kept, z = listed.kept, listed.z
     if len(chosen) < n:
         mine = exact[kept.rows]
@@ -133,8 +136,12 @@ def _from_lists(rows: Rows, row_filters: Filters, row_mass: NDArray[np.float64])
     won = keys.race(row[first], tile[first], np.log(mass), Stream.TARGET_TILE)
     inside = tile == won[row]
     tokens = keys.race(row[inside], kept.ids[inside], z[inside], Stream.TARGET_TOKEN)
+    # Whatever comes before a kept token is kept. By values: distinct ones may have equal z.
+    own = kept.values[kept.ids == tokens[row]][row]
+    before = (kept.values > own) | ((kept.values == own) & (kept.ids < tokens[row]))
+    rank = 1 + np.bincount(row[before], minlength=len(chosen))
     totals = np.add.reduceat(mass, np.searchsorted(row[first], np.arange(len(chosen))))
-    return chosen, Drawn(tokens, totals, listed.cut.pick(chosen))
+    return chosen, Drawn(tokens, totals, listed.cut.pick(chosen), rank)
 
 
 def _from_whole_rows(rows: Rows, row_filters: Filters, row_mass: NDArray[np.float64]) -> Drawn:
@@ -154,4 +161,4 @@ def _from_whole_rows(rows: Rows, row_filters: Filters, row_mass: NDArray[np.floa
     x = np.where(kept, x, np.float64(-np.inf))[:, : np.flatnonzero(kept.any(0))[-1] + 1]
     z = (x - on_host(rows.row_max)[:, None]) / rows.temperature[:, None]
     tokens = keys.race_run(tile * TILE, z, Stream.TARGET_TOKEN)
-    return Drawn(tokens, masses.totals(), cut)
+    return Drawn(tokens, masses.totals(), cut, np.zeros(n, np.int64))

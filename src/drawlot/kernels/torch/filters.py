@@ -168,12 +168,12 @@ def _cut_by_buckets(
 
     def in_order(index: Tensor) -> Tensor:
         """The ids of a bucket, its best token first."""
-        ids = torch.from_numpy(np.flatnonzero(on_host(bucket == index))).to(values.device)
+        ids = torch.from_numpy(np.flatnonzero(on_host(bucket) == int(index))).to(values.device)
         return ids[values[ids].sort(descending=True, stable=True).indices]
 
     limit = None
     if top_k > 0 or min_p > 0:
-        count = min(top_k or len(values), int((values > -torch.inf).count_nonzero()))
+        count = min(top_k or len(values), int(np.count_nonzero(on_host(values) > -np.inf)))
         if min_p > 0:
             z = (values.to(torch.float64) - row_max) / temperature
             count = min(count, int((z >= math.log(min_p)).count_nonzero()))

@@ -56,9 +56,9 @@ def logprobs_of(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> tu
     """Raw logprobs of given tokens [N] of logits [N, V], nothing drawn: ids [N, C], logprobs [N, C], ranks [N]."""
     tiles = as_tiles(logits)
     maxima, sums = scan(tiles, None)
-    columns = raw_columns(
-        Tiles(tiles), maxima, None if wanted.mode.endswith("logits") else sums, on_host(token_ids), wanted
-    )
+    own_sums = None if wanted.mode.endswith("logits") else sums
+    unknown = np.zeros(len(token_ids), np.int64)
+    columns = raw_columns(Tiles(tiles), maxima, own_sums, on_host(token_ids), unknown, wanted)
     return columns.on_device(logits.device)
 
 
@@ -67,6 +67,7 @@ def raw_columns(
     maxima: Tensor,
     sums: Tensor | None,
     tokens: IntArray,
+    rank: IntArray,
     wanted: LogprobsWanted,
 ) -> Columns:
     """The columns of the raw modes.
@@ -74,12 +75,12 @@ def raw_columns(
     Args:
         tiles: Of N rows, the logits with the grammar bitmask alone; maxima: float32 [N, T], theirs.
         sums: float32 [N, T] of `scan`; raw_logits needs none.
-        tokens: [N].
+        tokens: [N]; rank: [N], theirs, 0 where it is not known.
         wanted: Of these rows.
     """
     n = len(tokens)
     mass = np.ones(n) if sums is None else TileMasses.of(sums, maxima, maxima.amax(1), None).totals()
-    return _columns(tiles, maxima, Cut.nowhere(n), mass, np.ones(n), tokens, wanted)
+    return _columns(tiles, maxima, Cut.nowhere(n), mass, np.ones(n), tokens, rank, wanted)
 
 
 def processed_columns(
@@ -89,6 +90,7 @@ def processed_columns(
     mass: NDArray[np.float64],
     temperature: NDArray[np.float64],
     tokens: IntArray,
+    rank: IntArray,
     wanted: LogprobsWanted,
 ) -> Columns:
     """The columns of the processed modes.
@@ -97,7 +99,7 @@ def processed_columns(
         tiles: Of N rows, the values of stage 2; maxima: float32 [N, T], theirs.
         cut: Of the rows; mass: [N], the kept tokens' sum of exp(z).
         temperature: [N]; greedy rows, at 0, are taken at 1 and without filters.
-        tokens: [N].
+        tokens: [N]; rank: [N], theirs, 0 where it is not known.
         wanted: Of these rows.
     """
     greedy = temperature == 0
@@ -105,7 +107,7 @@ def processed_columns(
     if greedy.any():
         mass = np.where(greedy, _mass(tiles, maxima, wanted.mode), mass)
         cut = Cut(np.where(greedy, np.float32(-np.inf), cut.value), np.where(greedy, -1, cut.id))
-    return _columns(tiles, maxima, cut, mass, temperature, tokens, wanted)
+    return _columns(tiles, maxima, cut, mass, temperature, tokens, rank, wanted)
 
 
 def _mass(tiles: Tiles, maxima: Tensor, mode: str) -> NDArray[np.float64]:
@@ -122,6 +124,7 @@ def _columns(
     mass: NDArray[np.float64],
     temperature: NDArray[np.float64],
     tokens: IntArray,
+    rank: IntArray,
     wanted: LogprobsWanted,
 ) -> Columns:
     n = len(tokens)
@@ -150,8 +153,11 @@ def _columns(
             z = (x.astype(np.float64) - row_max[:, None]) / temperature[:, None]
             result = z - np.log(mass)[:, None]
     columns.logprobs[kept] = result[kept]
-    line = np.where(use, x[:, 0], np.float32(np.inf))
-    columns.ranks[use] = _ranks(tiles, on_host(maxima), line, tokens)[use]
+    columns.ranks[use] = rank[use]
+    unknown = np.flatnonzero(use & (rank == 0))
+    if len(unknown):
+        own_maxima = on_host(maxima)[unknown]
+        columns.ranks[unknown] = _ranks(tiles.pick(unknown), own_maxima, x[unknown, 0], tokens[unknown])
     return columns
 
 
@@ -173,18 +179,16 @@ def _top_tokens(tiles: Tiles, maxima: Tensor, cut: Cut, num_top: IntArray, colum
 
 def _ranks(tiles: Tiles, maxima: NDArray[np.float32], x: NDArray[np.float32], tokens: IntArray) -> IntArray:
     """[N]: 1 + the tokens before (x, tokens) [N] in the order."""
-    reaching = (maxima >= x[:, None]).sum(1)
-    wide = reaching > maxima.shape[1] // 4
-    # Rows in which few tiles can hold an earlier token: those tiles of all of them at once.
-    rows, tile_ids, values = tiles_at_least(tiles, maxima, np.where(wide, np.float32(np.inf), x))
-    own = torch.from_numpy(x[rows]).to(values.device).unsqueeze(1)
-    # At most 128 fit in a byte, and summing bytes as bytes is fifty times faster than as int64.
-    before = on_host((values > own).view(torch.uint8).sum(1, dtype=torch.uint8))
-    pairs, lanes = np.divmod(np.flatnonzero(on_host(values == own)), TILE)
-    lower = tile_ids[pairs] * TILE + lanes < tokens[rows[pairs]]
-    counts = np.bincount(rows, before, len(x)) + np.bincount(rows[pairs], lower, len(x))
+    counts = np.zeros(len(x), np.int64)
+    wide = (maxima >= x[:, None]).sum(1) > maxima.shape[1] // 4
     for i in np.flatnonzero(wide).tolist():
-        row, token, own_value = tiles.row(i).view(-1), int(tokens[i]), float(x[i])
-        counts[i] = np.count_nonzero(on_host(row[:token] >= own_value))
-        counts[i] += np.count_nonzero(on_host(row[token:] > own_value))
-    return 1 + counts.astype(np.int64)
+        row, token = on_host(tiles.row(i)).reshape(-1), tokens[i]
+        counts[i] = np.count_nonzero(row[:token] >= x[i]) + np.count_nonzero(row[token:] > x[i])
+    # Rows in which few tiles can hold an earlier token: those tiles of all of them at once.
+    rows, tile_ids, read = tiles_at_least(tiles, maxima, np.where(wide, np.float32(np.inf), x))
+    values, own = on_host(read), x[rows, None]
+    ids = tile_ids[:, None] * TILE + np.arange(TILE)
+    earlier = (values > own) | ((values == own) & (ids < tokens[rows, None]))
+    # At most 128 fit in a byte, and torch sums bytes as bytes fifty times faster than booleans.
+    before = torch.from_numpy(earlier.view(np.uint8)).sum(1, dtype=torch.uint8).numpy()
+    return 1 + counts + np.bincount(rows, before, len(x)).astype(np.int64)

@@ -43,7 +43,7 @@ def _sample_chunk(
     n, device = len(logits), logits.device
     logits_tiles = as_tiles(logits)
     raw = grammar_masked(logits_tiles, edits)
-    scale = (1 / params.temperature.clamp(min=SMALLEST_TEMPERATURE)).clamp(min=SMALLEST_TEMPERATURE).float()
+    scale = _scale(on_host(params.temperature)).to(device)
     raw_sums = sums = None
     if wanted is not None and wanted.mode == "raw_logprobs":
         raw_maxima, raw_sums = scan(raw, None)
@@ -78,11 +78,12 @@ def _sample_chunk(
                 wanted, raw_maxima = wanted.pick(at), raw_maxima[at]
                 raw_sums = None if raw_sums is None else raw_sums[at]
             if wanted.mode.startswith("raw"):
-                part = raw_columns(Tiles(raw).pick(good), raw_maxima, raw_sums, drawn.tokens, wanted)
+                rank = drawn.rank if values.edited is None else np.zeros_like(drawn.rank)
+                part = raw_columns(Tiles(raw).pick(good), raw_maxima, raw_sums, drawn.tokens, rank, wanted)
             else:
                 temperature = on_host(rows.params.temperature)
                 part = processed_columns(
-                    rows.values, rows.maxima, drawn.cut, drawn.mass, temperature, drawn.tokens, wanted
+                    rows.values, rows.maxima, drawn.cut, drawn.mass, temperature, drawn.tokens, drawn.rank, wanted
                 )
             columns.put(good, part)
     return SampledRows(
@@ -95,6 +96,12 @@ def _status(row_max: NDArray[np.float32], logits_max: NDArray[np.float32]) -> ND
     status = np.where(row_max == -np.inf, np.uint8(RowStatus.EMPTY_SUPPORT), np.uint8(RowStatus.OK))
     status[~((row_max < np.inf) & (logits_max < np.inf))] = RowStatus.NONFINITE
     return status
+
+
+def _scale(temperature: NDArray[np.float64]) -> Tensor:
+    """float32 [N]: 1 / T, neither infinite nor 0, so that neither 0 / T nor -inf / T is NaN."""
+    scale = np.maximum(1 / np.maximum(temperature, SMALLEST_TEMPERATURE), SMALLEST_TEMPERATURE)
+    return torch.from_numpy(scale.astype(np.float32))
 
 
 def _unfiltered(params: RowParams) -> bool:

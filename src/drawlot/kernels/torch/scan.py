@@ -199,12 +199,18 @@ def _sums(
         if cut is not None:
             for i, value, last in zip(range(len(x)), cut.value[rows].tolist(), cut.id[rows].tolist()):
                 if last >= 0:
-                    # Equals count up to the last kept id.
-                    tokens, weights = values[i].view(-1), x[i].view(-1)
-                    weights[: last + 1].mul_(tokens[: last + 1] >= value)
-                    weights[last + 1 :].mul_(tokens[last + 1 :] > value)
+                    _keep_before(x[i].view(-1), values[i].view(-1), value, last)
         torch.sum(x, 2, out=sums[rows])
     return sums
+
+
+def _keep_before(weights: Tensor, tokens: Tensor, value: float, last: int) -> None:
+    """Zeroes the weights [V] of tokens [V] after (value, last) in the order: equals count up to the last kept id."""
+    # A comparison into floats, then a product: a fifth of the time of a comparison into booleans.
+    kept = torch.empty_like(weights)
+    torch.ge(tokens[: last + 1], value, out=kept[: last + 1])
+    torch.gt(tokens[last + 1 :], value, out=kept[last + 1 :])
+    weights.mul_(kept)
 
 
 def tiles_at_least(

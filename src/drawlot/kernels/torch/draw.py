@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drawlot.kernels.inputs import SMALLEST_TEMPERATURE, TILE, RowParams
+from drawlot.kernels.inputs import TILE
 from drawlot.kernels.torch import filters
 from drawlot.kernels.torch.filters import Filters
 from drawlot.kernels.torch.race import NoiseKeys
@@ -25,31 +25,36 @@ class Rows(NamedTuple):
     """float32 [N]"""
     scale: Tensor
     """float32 [N], 1 / temperature"""
-    params: RowParams
+    temperature: NDArray[np.float64]
+    """[N], positive; greedy rows do not use theirs"""
+    filters: Filters
+    keys: NoiseKeys
     wide: bool
     sums: Tensor | None = None
     """[N, T], of all tokens of the tiles, where the scan has summed them at `scale`"""
 
     def pick(self, index: IntArray) -> "Rows":
         """Some of the rows."""
-        if len(index) == len(self.row_max):
+        if len(index) == len(self.temperature):
             return self
         at = torch.from_numpy(index).to(self.maxima.device)
-        values, params = self.values.pick(index), self.params.pick(at)
-        sums = None if self.sums is None else self.sums[at]
-        return Rows(values, self.maxima[at], self.row_max[at], self.scale[at], params, self.wide, sums)
+        return Rows(
+            self.values.pick(index),
+            self.maxima[at],
+            self.row_max[at],
+            self.scale[at],
+            self.temperature[index],
+            self.filters.pick(index),
+            self.keys.pick(index),
+            self.wide,
+            None if self.sums is None else self.sums[at],
+        )
 
     def masses(self, cut: Cut | None = None) -> TileMasses:
         """The masses of their tiles, of the tokens that a cut keeps."""
         if cut is None and self.sums is not None:
             return TileMasses.of(self.sums, self.maxima, self.row_max, self.scale)
         return tile_masses(self.values, self.maxima, self.row_max, self.scale, cut, wide=self.wide)
-
-    @property
-    def temperature(self) -> NDArray[np.float64]:
-        """[N], on the host."""
-        temperature: NDArray[np.float64] = np.maximum(on_host(self.params.temperature), SMALLEST_TEMPERATURE)
-        return temperature
 
     def tiles_at(self, tile_ids: IntArray) -> NDArray[np.float32]:
         """[N, 128]: one tile of each row, on the host."""
@@ -74,30 +79,27 @@ class Drawn(NamedTuple):
         self.rank[index] = part.rank
 
 
-def draw(rows: Rows) -> Drawn:
-    """One token for each row."""
-    n = len(rows.row_max)
-    temperature, *columns = (on_host(column) for column in rows.params[:4])
-    row_filters = Filters(*columns)
-    greedy = temperature == 0
+def draw(rows: Rows, greedy: NDArray[np.bool_]) -> Drawn:
+    """One token for each row; greedy: bool [N], rows that take the first token of the order."""
+    n = len(greedy)
     drawn = Drawn(np.full(n, -1), np.ones(n), Cut.nowhere(n), np.zeros(n, np.int64))
     index = np.flatnonzero(greedy)
     if len(index):
         drawn.put(index, _first_tokens(rows.pick(index)))
-    filtered = ~greedy & row_filters.some_on
+    filtered = ~greedy & rows.filters.some_on
     # The whole row's sum of exp(z), where top_p alone cuts it.
     row_mass = np.full(n, np.nan)
-    index = np.flatnonzero(filtered & row_filters.top_p_alone)
+    index = np.flatnonzero(filtered & rows.filters.top_p_alone)
     if len(index):
         row_mass[index] = rows.pick(index).masses().totals()
-    index = np.flatnonzero(filtered & filters.listable(row_filters))
+    index = np.flatnonzero(filtered & filters.listable(rows.filters))
     if len(index):
-        listed, part = _from_lists(rows.pick(index), row_filters.pick(index), row_mass[index])
+        listed, part = _from_lists(rows.pick(index), row_mass[index])
         drawn.put(index[listed], part)
     # The others, and those whose lists did not suffice, take the masses of whole rows.
     index = np.flatnonzero(drawn.tokens < 0)
     if len(index):
-        drawn.put(index, _from_whole_rows(rows.pick(index), row_filters.pick(index), row_mass[index]))
+        drawn.put(index, _from_whole_rows(rows.pick(index), row_mass[index]))
     return drawn
 
 
@@ -109,11 +111,11 @@ def _first_tokens(rows: Rows) -> Drawn:
     return Drawn(tokens, np.ones(len(tokens)), Cut(row_max, tokens), np.ones(len(tokens), np.int64))
 
 
-def _from_lists(rows: Rows, row_filters: Filters, row_mass: NDArray[np.float64]) -> tuple[IntArray, Drawn]:
+def _from_lists(rows: Rows, row_mass: NDArray[np.float64]) -> tuple[IntArray, Drawn]:
     """Rows that are cut within the list of their best tokens: which of the rows, and their draws."""
     n, num_tiles = rows.maxima.shape
     listed = filters.kept_of_best_tokens(
-        rows.values, rows.maxima, on_host(rows.row_max), rows.temperature, row_mass, row_filters
+        rows.values, rows.maxima, on_host(rows.row_max), rows.temperature, row_mass, rows.filters
     )
     exact = listed.exact
     # A filter that keeps everything changes nothing, to the bit: such rows race the very masses of unfiltered ones.
@@ -132,7 +134,7 @@ def _from_lists(rows: Rows, row_filters: Filters, row_mass: NDArray[np.float64])
     tile = kept.ids // TILE
     first = np.flatnonzero(np.diff(row * num_tiles + tile, prepend=-1))
     mass = np.add.reduceat(np.exp(z), first)
-    keys = NoiseKeys(rows.pick(chosen).params, wide=rows.wide)
+    keys = rows.keys.pick(chosen)
     won = keys.race(row[first], tile[first], np.log(mass), Stream.TARGET_TILE)
     inside = tile == won[row]
     tokens = keys.race(row[inside], kept.ids[inside], z[inside], Stream.TARGET_TOKEN)
@@ -144,21 +146,19 @@ def _from_lists(rows: Rows, row_filters: Filters, row_mass: NDArray[np.float64])
     return chosen, Drawn(tokens, totals, listed.cut.pick(chosen), rank)
 
 
-def _from_whole_rows(rows: Rows, row_filters: Filters, row_mass: NDArray[np.float64]) -> Drawn:
+def _from_whole_rows(rows: Rows, row_mass: NDArray[np.float64]) -> Drawn:
     """Rows without filters, and rows whose cut may lie anywhere."""
-    n = len(rows.row_max)
+    n = len(row_mass)
     cut = Cut.nowhere(n)
-    for i in np.flatnonzero(row_filters.some_on).tolist():
-        cut.value[i], cut.id[i] = filters.exact_cut(
-            rows.values.row(i).view(-1), float(rows.row_max[i]), float(rows.temperature[i]), row_filters, i, row_mass[i]
-        )
-    masses = rows.masses(cut if row_filters.some_on.any() else None)
-    keys = NoiseKeys(rows.params, wide=rows.wide)
-    tile = keys.race_run(np.zeros(n, np.int64), masses.log(), Stream.TARGET_TILE)
+    for i in np.flatnonzero(rows.filters.some_on).tolist():
+        values, row_max, temperature = rows.values.row(i).view(-1), float(rows.row_max[i]), float(rows.temperature[i])
+        cut.value[i], cut.id[i] = filters.exact_cut(values, row_max, temperature, rows.filters, i, row_mass[i])
+    masses = rows.masses(cut if rows.filters.some_on.any() else None)
+    tile = rows.keys.race_run(np.zeros(n, np.int64), masses.log(), Stream.TARGET_TILE)
     x = rows.tiles_at(tile)
     value, last = cut.value[:, None], (cut.id - tile * TILE)[:, None]
     kept = ((x > value) | ((x == value) & (np.arange(TILE) <= last))) & (x > -np.inf)
     x = np.where(kept, x, np.float64(-np.inf))[:, : np.flatnonzero(kept.any(0))[-1] + 1]
     z = (x - on_host(rows.row_max)[:, None]) / rows.temperature[:, None]
-    tokens = keys.race_run(tile * TILE, z, Stream.TARGET_TOKEN)
+    tokens = rows.keys.race_run(tile * TILE, z, Stream.TARGET_TOKEN)
     return Drawn(tokens, masses.totals(), cut, np.zeros(n, np.int64))

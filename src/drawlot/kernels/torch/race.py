@@ -1,6 +1,9 @@
 """The draw: a race over tiles of 128 ids, then a race inside the winning tile."""
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from drawlot import rng
 from drawlot.kernels.inputs import RowParams
@@ -11,10 +14,19 @@ from drawlot.rng import Stream
 class NoiseKeys:
     """What the noise of each row is a function of, beside stream and id."""
 
-    def __init__(self, params: RowParams, *, wide: bool) -> None:
-        # uint64, in the order that `rng.gumbel_noise` takes them, its stream apart.
+    def __init__(self, columns: Sequence[NDArray[np.uint64]], *, wide: bool) -> None:
+        # In the order that `rng.gumbel_noise` takes them, its stream apart.
+        self._columns = columns
         self._wide = wide
-        self._columns = [on_host(column).view(np.uint64) for column in params[4:]]
+
+    @classmethod
+    def of(cls, params: RowParams, *, wide: bool) -> "NoiseKeys":
+        """The keys of rows with these parameters; wide: float64 noise."""
+        return cls([on_host(column).view(np.uint64) for column in params[4:]], wide=wide)
+
+    def pick(self, index: IntArray) -> "NoiseKeys":
+        """Those of some rows."""
+        return NoiseKeys([column[index] for column in self._columns], wide=self._wide)
 
     def race(self, rows: IntArray, ids: IntArray, z: FloatArray, stream: Stream) -> IntArray:
         """The winning id of each row: the largest z + noise, the lower id among equals.

@@ -8,7 +8,9 @@ from torch import Tensor
 from drawlot.kernels.inputs import SMALLEST_TEMPERATURE, TILE, Edits, LogprobsWanted, RowParams, SampledRows
 from drawlot.kernels.torch.draw import Rows, draw
 from drawlot.kernels.torch.edits import as_tiles, edited_rows, grammar_masked, row_values
+from drawlot.kernels.torch.filters import Filters
 from drawlot.kernels.torch.logprobs import Columns, processed_columns, raw_columns
+from drawlot.kernels.torch.race import NoiseKeys
 from drawlot.kernels.torch.scan import Tiles, on_host, scan, tile_maxima
 from drawlot.outputs import RowStatus
 
@@ -43,11 +45,15 @@ def _sample_chunk(
     n, device = len(logits), logits.device
     logits_tiles = as_tiles(logits)
     raw = grammar_masked(logits_tiles, edits)
-    scale = _scale(on_host(params.temperature)).to(device)
+    temperature, top_k, top_p, min_p = (on_host(column) for column in params[:4])
+    greedy, filters = temperature == 0, Filters(top_k, top_p, min_p)
+    temperature = np.maximum(temperature, SMALLEST_TEMPERATURE)
+    # Not 0 either, so that -inf / T is not NaN.
+    scale = torch.from_numpy(np.maximum(1 / temperature, SMALLEST_TEMPERATURE).astype(np.float32)).to(device)
     raw_sums = sums = None
     if wanted is not None and wanted.mode == "raw_logprobs":
         raw_maxima, raw_sums = scan(raw, None)
-    elif not edits.beyond_bitmask and _unfiltered(params):
+    elif not edits.beyond_bitmask and not (greedy | filters.some_on).any():
         raw_maxima, sums = scan(raw, scale, wide=wide)
     else:
         raw_maxima = tile_maxima(raw)
@@ -69,8 +75,9 @@ def _sample_chunk(
     columns = wanted and Columns.unused(n, wanted.columns)
     good = np.flatnonzero(status == 0)
     if len(good):
-        rows = Rows(values, maxima, row_max, scale, params, wide, sums).pick(good)
-        drawn = draw(rows)
+        keys = NoiseKeys.of(params, wide=wide)
+        rows = Rows(values, maxima, row_max, scale, temperature, filters, keys, wide, sums).pick(good)
+        drawn = draw(rows, greedy[good])
         tokens[good] = drawn.tokens
         if wanted is not None and columns is not None:
             if len(good) < n:
@@ -81,9 +88,15 @@ def _sample_chunk(
                 rank = drawn.rank if values.edited is None else np.zeros_like(drawn.rank)
                 part = raw_columns(Tiles(raw).pick(good), raw_maxima, raw_sums, drawn.tokens, rank, wanted)
             else:
-                temperature = on_host(rows.params.temperature)
                 part = processed_columns(
-                    rows.values, rows.maxima, drawn.cut, drawn.mass, temperature, drawn.tokens, drawn.rank, wanted
+                    rows.values,
+                    rows.maxima,
+                    drawn.cut,
+                    drawn.mass,
+                    np.where(greedy[good], 0, rows.temperature),
+                    drawn.tokens,
+                    drawn.rank,
+                    wanted,
                 )
             columns.put(good, part)
     return SampledRows(
@@ -96,14 +109,3 @@ def _status(row_max: NDArray[np.float32], logits_max: NDArray[np.float32]) -> ND
     status = np.where(row_max == -np.inf, np.uint8(RowStatus.EMPTY_SUPPORT), np.uint8(RowStatus.OK))
     status[~((row_max < np.inf) & (logits_max < np.inf))] = RowStatus.NONFINITE
     return status
-
-
-def _scale(temperature: NDArray[np.float64]) -> Tensor:
-    """float32 [N]: 1 / T, neither infinite nor 0, so that neither 0 / T nor -inf / T is NaN."""
-    scale = np.maximum(1 / np.maximum(temperature, SMALLEST_TEMPERATURE), SMALLEST_TEMPERATURE)
-    return torch.from_numpy(scale.astype(np.float32))
-
-
-def _unfiltered(params: RowParams) -> bool:
-    temperature, top_k, top_p, min_p = (on_host(column) for column in params[:4])
-    return bool(((temperature > 0) & (top_k <= 0) & (top_p >= 1) & (min_p <= 0)).all())

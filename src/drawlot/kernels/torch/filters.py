@@ -14,7 +14,7 @@ from drawlot.kernels.torch.scan import Cut, IntArray, Tiles, Tokens, in_order, l
 _MOST_LISTED = 1024  # a larger top_k is cut from the whole row
 _LISTED_WITHOUT_K = 64  # rows without top_k list at least so many tokens,
 _WHOLE_UP_TO = 2048  # and all of a vocabulary so small
-_MANY = 1 << 14
+_MANY = 1 << 13
 _NUM_BUCKETS, _BUCKET_SHIFT = 1 << 14, 18  # sign, exponent and five bits of the mantissa
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _FIXED_POINT = 2.0**44  # integer masses add up alike in any order; 2^44 * 2^18 tokens stay below 2^63
@@ -141,7 +141,7 @@ def exact_cut(
 def _cut_among_many(
     values: NDArray[np.float32], row_max: float, temperature: float, target: float
 ) -> tuple[float, int] | None:
-    """The cut at a mass of `target`, if the best 2^14 tokens hold it: only they are put in order."""
+    """The cut at a mass of `target`, if the best 2^13 tokens hold it: only they are put in order."""
     best = values
     if len(values) > _MANY:
         best = np.partition(values, len(values) - _MANY)[-_MANY:]

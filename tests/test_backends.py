@@ -1,12 +1,14 @@
 """The torch backend draws the reference's tokens; near-ties, the only excuse, are printed and counted."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from drawlot import LogprobsTensors, RowStatus, SamplerOutput, SamplingParams, sample
-from drawlot.kernels import reference
+from drawlot.kernels import reference, registry
 from drawlot.kernels.inputs import SampledRows
 from tests.cases import Batch, random_batch
 
@@ -34,7 +36,7 @@ def draw(batch: Batch, backend: str) -> SamplerOutput:
 
 
 @pytest.fixture
-def margins(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+def margins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
     """The margins of every call of the reference."""
     seen: list[Tensor] = []
     sample_rows = reference.sample_rows
@@ -46,7 +48,9 @@ def margins(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         return rows
 
     monkeypatch.setattr(reference, "sample_rows", spy)
-    return seen
+    registry._load.cache_clear()
+    yield seen
+    registry._load.cache_clear()
 
 
 @pytest.mark.parametrize("vocab_size", ROWS)

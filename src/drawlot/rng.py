@@ -78,7 +78,7 @@ def words(seed: Array, position: Array, stream: int, block: Array, choice: Array
         block,
         position & _MASK,
         ((position >> 32) & 0xFFFF) | (row << 16),
-        choice * 256 + int(stream),
+        choice * 256 + (int(stream) if isinstance(stream, int) else stream),
     )
     return philox4x32(counter, (seed & _MASK, (seed >> 32) & _MASK))
 
@@ -102,14 +102,14 @@ def gumbel(uniform: Array) -> Array:
 
 
 def gumbel_noise(
-    ids: Array, seed: Array, position: Array, stream: int, choice: Array, row: Array, *, wide: bool = False
+    ids: Array, seed: Array, position: Array, stream: int | Array, choice: Array, row: Array, *, wide: bool = False
 ) -> Array:
     """Gumbel noise for each id.
 
     Args:
         ids: Token or tile ids.
         seed, position, choice, row: Integers that broadcast against the ids.
-        stream: A `Stream`.
+        stream: A `Stream`, or integers that broadcast against the ids.
         wide: Float64 noise from 64 bits (`use_fp64_gumbel`) instead of float32 from 32.
 
     Returns:

@@ -113,7 +113,7 @@ def _first_tokens(rows: Rows) -> Drawn:
 
 def _from_lists(rows: Rows, row_mass: NDArray[np.float64]) -> tuple[IntArray, Drawn]:
     """Rows that are cut within the list of their best tokens: which of the rows, and their draws."""
-    n, num_tiles = rows.maxima.shape
+    n = len(row_mass)
     listed = filters.kept_of_best_tokens(
         rows.values, rows.maxima, on_host(rows.row_max), rows.temperature, row_mass, rows.filters
     )
@@ -131,18 +131,12 @@ def _from_lists(rows: Rows, row_mass: NDArray[np.float64]) -> tuple[IntArray, Dr
         kept, z = kept.pick(mine), z[mine]
     new_row = np.cumsum(exact) - 1
     row = new_row[kept.rows]
-    tile = kept.ids // TILE
-    first = np.flatnonzero(np.diff(row * num_tiles + tile, prepend=-1))
-    mass = np.add.reduceat(np.exp(z), first)
-    keys = rows.keys.pick(chosen)
-    won = keys.race(row[first], tile[first], np.log(mass), Stream.TARGET_TILE)
-    inside = tile == won[row]
-    tokens = keys.race(row[inside], kept.ids[inside], z[inside], Stream.TARGET_TOKEN)
+    streams = Stream.TARGET_TILE, Stream.TARGET_TOKEN
+    tokens, totals = rows.keys.pick(chosen).race_twice(row, kept.ids, z, streams)
     # Whatever comes before a kept token is kept. By values: distinct ones may have equal z.
     own = kept.values[kept.ids == tokens[row]][row]
     before = (kept.values > own) | ((kept.values == own) & (kept.ids < tokens[row]))
     rank = 1 + np.bincount(row[before], minlength=len(chosen))
-    totals = np.add.reduceat(mass, np.searchsorted(row[first], np.arange(len(chosen))))
     return chosen, Drawn(tokens, totals, listed.cut.pick(chosen), rank)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drawlot import rng
-from drawlot.kernels.inputs import RowParams
+from drawlot.kernels.inputs import TILE, RowParams
 from drawlot.kernels.torch.scan import FloatArray, IntArray, on_host
 from drawlot.rng import Stream
 
@@ -28,31 +28,38 @@ class NoiseKeys:
         """Those of some rows."""
         return NoiseKeys([column[index] for column in self._columns], wide=self._wide)
 
-    def race(self, rows: IntArray, ids: IntArray, z: FloatArray, stream: Stream) -> IntArray:
-        """The winning id of each row: the largest z + noise, the lower id among equals.
+    def race_twice(
+        self, rows: IntArray, ids: IntArray, z: FloatArray, streams: tuple[Stream, Stream]
+    ) -> tuple[IntArray, NDArray[np.float64]]:
+        """Races the tiles of listed tokens, then the tokens of the winning tiles.
 
         Args:
             rows: int64 [E], ascending, each of 0 .. N - 1 at least once.
-            ids: int64 [E], tile or token ids, ascending within a row.
-            z: [E]; noise is added in float64, so that no draw is lost to rounding.
-            stream: The purpose of the draw.
+            ids: int64 [E], token ids, ascending within a row.
+            z: float64 [E].
+            streams: Of tiles and of tokens.
 
         Returns:
-            int64 [N].
+            The winning tokens int64 [N], and the rows' sums of exp(z) [N].
         """
         n = len(self._columns[0])
-        if len(rows) == n:
-            return ids  # nobody to race with
-        seed, position, choice, row = (column[rows] for column in self._columns)
-        noise = rng.gumbel_noise(ids.view(np.uint64), seed, position, stream, choice, row, wide=self._wide)
-        keys = z + noise.astype(np.float64)
-        best = np.maximum.reduceat(keys, np.searchsorted(rows, np.arange(n)))
-        winners = np.flatnonzero(keys == best[rows])
-        first = np.searchsorted(rows[winners], np.arange(n))
-        return ids[winners[first]]
+        tiles = ids // TILE
+        first = np.flatnonzero((np.diff(tiles, prepend=-1) != 0) | (np.diff(rows, prepend=-1) != 0))
+        tile_rows, mass = rows[first], np.add.reduceat(np.exp(z), first)
+        # One call for the noise of both races: a call costs more than the noise of tokens whose tile will lose.
+        of = np.concatenate((tile_rows, rows))
+        stream = np.full(len(of), streams[1], np.uint64)
+        stream[: len(first)] = streams[0]
+        seed, position, choice, row = (column[of] for column in self._columns)
+        noise_ids = np.concatenate((tiles[first], ids)).view(np.uint64)
+        noise = rng.gumbel_noise(noise_ids, seed, position, stream, choice, row, wide=self._wide).astype(np.float64)
+        won = _winners(tile_rows, tiles[first], np.log(mass) + noise[: len(first)], n)
+        inside = tiles == won[rows]
+        tokens = _winners(rows[inside], ids[inside], (z + noise[len(first) :])[inside], n)
+        return tokens, np.add.reduceat(mass, np.searchsorted(tile_rows, np.arange(n)))
 
     def race_run(self, first: IntArray, z: FloatArray, stream: Stream) -> IntArray:
-        """The winner of each row among the ids first .. first + M - 1, as in `race`.
+        """The winner of each row among the ids first .. first + M - 1, the lower one among equals.
 
         Args:
             first: int64 [N], multiples of 4.
@@ -66,3 +73,10 @@ class NoiseKeys:
         noise = rng.gumbel_noise_run(first_id, z.shape[1], seed, position, stream, choice, row, wide=self._wide)
         winners: IntArray = first + (z + noise).argmax(1)  # NumPy's is the first of equals
         return winners
+
+
+def _winners(rows: IntArray, ids: IntArray, keys: NDArray[np.float64], n: int) -> IntArray:
+    """[n]: the id with each row's largest key, the lower id among equals; rows and ids as in `race_twice`."""
+    best = np.maximum.reduceat(keys, np.searchsorted(rows, np.arange(n)))
+    winners = np.flatnonzero(keys == best[rows])
+    return ids[winners[np.searchsorted(rows[winners], np.arange(n))]]

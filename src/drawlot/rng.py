@@ -51,23 +51,23 @@ def philox4x32(counter: tuple[Array, Array, Array, Array], key: tuple[Array, Arr
     Returns:
         Four arrays of words in [0, 2^32).
     """
-    xp = _namespace(counter[0])
-    shape = (counter[0] + counter[1] + counter[2] + counter[3] + key[0]).shape
-    c0, c1, c2, c3 = (xp.broadcast_to(part, shape) for part in counter)
     # Two pairs instead of four words, and in place: half the operations, which is what small arrays cost.
-    even, odd = xp.stack((c0, c2)), xp.stack((c1, c3))
-    multiplier = _pair(*_MULTIPLIER, even)
-    weyl = _pair(*_WEYL, even)
-    key_pair = xp.stack([part.reshape((1,) * (len(shape) - part.ndim) + tuple(part.shape)) for part in key])
+    shape = tuple((counter[0] + counter[1] + counter[2] + counter[3] + key[0]).shape)
+    even, odd = _pair(counter[0], counter[2], shape), _pair(counter[1], counter[3], shape)
+    key_shape = (1,) * (len(shape) - key[0].ndim) + tuple(key[0].shape)
+    key_pair = _pair(key[0].reshape(key_shape), key[1].reshape(key_shape), key_shape)
+    ones = (1,) * len(shape)
+    multiplier, weyl = (_pair(first, second, ones, like=even) for first, second in (_MULTIPLIER, _WEYL))
+    swapped = _flipped if isinstance(even, torch.Tensor) else _reversed
     for _ in range(10):
         product = even * multiplier
         # odd and key_pair keep bits above 32: they only enter an xor that is masked before it is multiplied.
-        even = _swapped(product >> 32)
+        even = swapped(product >> 32)
         even ^= odd
         even ^= key_pair
         even &= _MASK
-        odd = _swapped(product)
-        key_pair = key_pair + weyl
+        odd = swapped(product)
+        key_pair += weyl
     odd = odd & _MASK
     return even[0], odd[0], even[1], odd[1]
 
@@ -233,16 +233,24 @@ def _log_reduced(exponent: Array, f: Array) -> Array:
     return result
 
 
-def _pair(first: int, second: int, like: Array) -> Array:
-    """The two numbers, shaped to multiply a pair of arrays."""
-    shape = (2,) + (1,) * (like.ndim - 1)
+def _pair(first: Array, second: Array, shape: tuple[int, ...], like: Array = None) -> Array:
+    """[2, *shape]: two arrays or numbers that broadcast to the shape."""
+    like = first if like is None else like
+    pair: Array
     if isinstance(like, torch.Tensor):
-        return torch.tensor((first, second), device=like.device).view(shape)
-    return np.array((first, second), like.dtype).reshape(shape)
+        pair = torch.empty((2, *shape), dtype=like.dtype, device=like.device)
+    else:
+        pair = np.empty((2, *shape), like.dtype)
+    pair[0], pair[1] = first, second
+    return pair
 
 
-def _swapped(pair: Array) -> Array:
-    return pair.flip(0) if isinstance(pair, torch.Tensor) else pair[::-1]
+def _flipped(pair: Array) -> Array:
+    return pair.flip(0)
+
+
+def _reversed(pair: Array) -> Array:
+    return pair[::-1]
 
 
 def _namespace(array: Array) -> Any:

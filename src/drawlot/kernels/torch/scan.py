@@ -238,12 +238,12 @@ def in_order(tokens: Tokens) -> IntArray:
 
 
 def line_of(tiles: Tiles, maxima: Tensor, k: IntArray) -> NDArray[np.float32]:
-    """A line [N] that at least k [N] tokens of each row reach, if it has so many, and seldom many more.
+    """A line [N] that at least k [N] tokens of each row reach, if it has so many, and seldom more than twice as many.
 
-    It is the k-th largest maximum of a row's tiles, or, where there are not many more tiles than k, of its parts of
-    64, 32, .. 1 tokens.
+    It is the k-th largest maximum of a row's tiles, or, where there are not enough of them, of its parts of 64, 32, ..
+    1 tokens.
     """
-    wanted = 4 * int(k.max())
+    wanted = 1.5 * int(k.max())
     lanes = TILE
     while lanes > 1 and maxima.shape[1] * (TILE // lanes) < wanted:
         lanes //= 2

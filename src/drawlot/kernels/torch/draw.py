@@ -30,6 +30,7 @@ class Rows(NamedTuple):
     filters: Filters
     keys: NoiseKeys
     wide: bool
+    want_ranks: bool
     sums: Tensor | None = None
     """[N, T], of all tokens of the tiles, where the scan has summed them at `scale`"""
 
@@ -47,6 +48,7 @@ class Rows(NamedTuple):
             self.filters.pick(index),
             self.keys.pick(index),
             self.wide,
+            self.want_ranks,
             None if self.sums is None else self.sums[at],
         )
 
@@ -133,10 +135,12 @@ def _from_lists(rows: Rows, row_mass: NDArray[np.float64]) -> tuple[IntArray, Dr
     row = new_row[kept.rows]
     streams = Stream.TARGET_TILE, Stream.TARGET_TOKEN
     tokens, totals = rows.keys.pick(chosen).race_twice(row, kept.ids, z, streams)
-    # Whatever comes before a kept token is kept. By values: distinct ones may have equal z.
-    own = kept.values[kept.ids == tokens[row]][row]
-    before = (kept.values > own) | ((kept.values == own) & (kept.ids < tokens[row]))
-    rank = 1 + np.bincount(row[before], minlength=len(chosen))
+    rank = np.zeros(len(chosen), np.int64)
+    if rows.want_ranks:
+        # Whatever comes before a kept token is kept. By values: distinct ones may have equal z.
+        own = kept.values[kept.ids == tokens[row]][row]
+        before = (kept.values > own) | ((kept.values == own) & (kept.ids < tokens[row]))
+        rank = 1 + np.bincount(row[before], minlength=len(chosen))
     return chosen, Drawn(tokens, totals, listed.cut.pick(chosen), rank)
 
 

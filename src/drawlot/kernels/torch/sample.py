@@ -76,7 +76,9 @@ def _sample_chunk(
     good = np.flatnonzero(status == 0)
     if len(good):
         keys = NoiseKeys.of(params, wide=wide)
-        rows = Rows(values, maxima, row_max, scale, temperature, filters, keys, wide, sums).pick(good)
+        rows = Rows(values, maxima, row_max, scale, temperature, filters, keys, wide, wanted is not None, sums).pick(
+            good
+        )
         drawn = draw(rows, greedy[good])
         tokens[good] = drawn.tokens
         if wanted is not None and columns is not None:

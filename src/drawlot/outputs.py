@@ -67,14 +67,3 @@ class LogitsRows(NamedTuple):
     """int64 [N]: the token fed to the model at this row; at local position j >= 1 it is draft j - 1"""
     cu_num_logits: Tensor
     """int32 [R + 1]: the rows of request r are cu[r] .. cu[r + 1]"""
-
-
-class RowSummary(NamedTuple):
-    """What one read of the logits leaves behind: enough to evaluate the processed distribution at any token."""
-
-    maximum: Tensor
-    """float32 [N]: the largest value of the row"""
-    log_mass: Tensor
-    """float64 [N]: log of the kept tokens' sum of exp(z), z = (value - maximum) / T"""
-    cut_key: Tensor
-    """int64 [N]: the last kept token, packed so that larger keys come first in the (value desc, id asc) order"""

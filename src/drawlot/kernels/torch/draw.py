@@ -11,7 +11,8 @@ from drawlot.kernels.inputs import TILE
 from drawlot.kernels.torch import filters
 from drawlot.kernels.torch.filters import Filters
 from drawlot.kernels.torch.race import NoiseKeys
-from drawlot.kernels.torch.scan import Cut, IntArray, TileMasses, Tiles, on_host, tile_masses
+from drawlot.kernels.torch.scan import TileMasses, tile_masses
+from drawlot.kernels.torch.tiles import Cut, IntArray, Tiles, on_host
 from drawlot.rng import Stream
 
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drawlot.kernels.inputs import TILE
-from drawlot.kernels.torch.scan import Cut, IntArray, Tiles, Tokens, in_order, line_of, on_host, tokens_at_least
+from drawlot.kernels.torch.scan import in_order, line_of, tokens_at_least
+from drawlot.kernels.torch.tiles import Cut, IntArray, Tiles, Tokens, on_host
 
 _MOST_LISTED = 1024  # a larger top_k is cut from the whole row
 _LISTED_WITHOUT_K = 64  # rows without top_k list at least so many tokens,

@@ -9,19 +9,8 @@ from torch import Tensor
 
 from drawlot.kernels.inputs import SMALLEST_TEMPERATURE, TILE, LogprobsWanted
 from drawlot.kernels.torch.edits import as_tiles
-from drawlot.kernels.torch.scan import (
-    Cut,
-    IntArray,
-    TileMasses,
-    Tiles,
-    in_order,
-    line_of,
-    on_host,
-    scan,
-    tile_masses,
-    tiles_at_least,
-    tokens_at_least,
-)
+from drawlot.kernels.torch.scan import TileMasses, in_order, line_of, scan, tile_masses, tiles_at_least, tokens_at_least
+from drawlot.kernels.torch.tiles import Cut, IntArray, Tiles, on_host
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from drawlot import rng
 from drawlot.kernels.inputs import TILE, RowParams
-from drawlot.kernels.torch.scan import FloatArray, IntArray, on_host
+from drawlot.kernels.torch.tiles import FloatArray, IntArray, on_host
 from drawlot.rng import Stream
 
 

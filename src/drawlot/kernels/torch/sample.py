@@ -11,7 +11,8 @@ from drawlot.kernels.torch.edits import as_tiles, edited_rows, grammar_masked, r
 from drawlot.kernels.torch.filters import Filters
 from drawlot.kernels.torch.logprobs import Columns, processed_columns, raw_columns
 from drawlot.kernels.torch.race import NoiseKeys
-from drawlot.kernels.torch.scan import Tiles, on_host, scan, tile_maxima
+from drawlot.kernels.torch.scan import scan, tile_maxima
+from drawlot.kernels.torch.tiles import Tiles, on_host
 from drawlot.outputs import RowStatus
 
 _CHUNK = 1 << 22  # elements worked on at once: bounds the extra memory, whatever the number of rows

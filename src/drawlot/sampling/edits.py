@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -124,23 +125,24 @@ class EditStates:
         factors = [request.penalties or (1.0, 0.0, 0.0) for request in (requests[i] for i in which) if request]
         if all(factor == (1.0, 0.0, 0.0) for factor in factors):
             return None
-        columns = torch.arange(seen.tokens.shape[1], device=self.device)
-        valid = columns < seen.length.unsqueeze(1)
-        in_output = valid & (columns >= seen.prompt_length.unsqueeze(1))
-        tokens, order = torch.where(valid, seen.tokens, self.vocab_size).sort(1)
-        in_output = in_output.gather(1, order)
-        first = torch.ones_like(in_output)
-        first[:, 1:] = tokens[:, 1:] != tokens[:, :-1]
-        group = first.cumsum(1) - 1
-        counts = torch.zeros_like(tokens).scatter_add_(1, group, in_output.to(torch.int64))
-        lines, at = (first & (tokens < self.vocab_size)).nonzero().unbind(1)
-        count = counts[lines, group[lines, at]].to(torch.float32)
-        repetition, frequency, presence = torch.tensor(factors, dtype=torch.float32, device=self.device)[lines].unbind(
-            1
+        # On the host: sorting a few hundred ids in torch costs more in operations than in work.
+        tokens, length, prompt_length = (part.cpu().numpy() for part in seen)
+        columns = np.arange(tokens.shape[1])
+        valid = columns < length[:, None]
+        in_output = (columns >= prompt_length[:, None])[valid]
+        line = np.arange(len(which)).repeat(length)
+        distinct, entry_of = np.unique(line * self.vocab_size + tokens[valid], return_inverse=True)
+        count = np.bincount(entry_of, in_output, len(distinct)).astype(np.float32)
+        line, ids = np.divmod(distinct, self.vocab_size)
+        repetition, frequency, presence = np.array(factors, np.float32)[line].T
+        entries = (
+            np.array(which)[line],
+            ids,
+            repetition,
+            frequency * count,
+            np.where(count > 0, presence, np.float32(0)),
         )
-        rows = torch.tensor(which, dtype=torch.int64, device=self.device)[lines]
-        once = torch.where(count > 0, presence, 0.0)
-        return SparsePenalties(rows, tokens[lines, at], repetition, frequency * count, once)
+        return SparsePenalties(*(torch.from_numpy(np.ascontiguousarray(part)).to(self.device) for part in entries))
 
     def _ids(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(list(ids), dtype=torch.int64, device=self.device)

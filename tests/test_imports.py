@@ -58,3 +58,28 @@ def test_every_public_name_is_there(name):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Samplre'"):
         _ = drawlot.Samplre
+
+
+WITHOUT = "import sys; sys.modules['{missing}'] = None; {statement}"
+
+
+@pytest.mark.parametrize(
+    ("missing", "statement", "message"),
+    [
+        (
+            "typer",
+            "import drawlot.__main__ as m; m.main()",
+            "drawlot: the command line needs typer: pip install 'drawlot[engine]'",
+        ),
+        (
+            "transformers",
+            "import drawlot; drawlot.LLM(model='tiny')",
+            "needs transformers: pip install 'drawlot[engine]'",
+        ),
+    ],
+)
+def test_a_missing_extra_is_named(missing, statement, message):
+    code = WITHOUT.format(missing=missing, statement=statement)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert message in done.stderr

@@ -47,7 +47,13 @@ _HOME = {
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
+        try:
+            value = getattr(import_module(_HOME[name]), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("drawlot"):
+                raise
+            message = f"drawlot.{name} needs {error.name}: pip install 'drawlot[engine]'"
+            raise ModuleNotFoundError(message, name=error.name) from error
         globals()[name] = value
         return value
     raise AttributeError(f"module 'drawlot' has no attribute {name!r}")

@@ -127,3 +127,31 @@ def test_bad_rows_are_flagged_and_touch_no_other(backend: str) -> None:
     assert torch.equal(out.logprobs.logprobs[good], clean.logprobs.logprobs[good])
     assert (out.logprobs.logprobs[[1, 2, 4]] == -torch.inf).all()
     assert (out.logprobs.logprob_token_ids[[1, 2, 4]] == -1).all()
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_no_rows_and_no_history_are_no_errors(backend: str) -> None:
+    none = sample(torch.zeros(0, 300), SamplingParams(logprobs=2), backend=backend)
+    assert none.token_ids.shape == none.status.shape == (0,)
+    assert none.logprobs is not None
+    assert none.logprobs.logprobs.shape == none.logprobs.logprob_token_ids.shape == (0, 3)
+    logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(1))
+    position = torch.tensor([0])
+    penalised = SamplingParams(seed=1, presence_penalty=1.0, repetition_penalty=2.0)
+    fresh = sample(logits, penalised, prompt_token_ids=[[]], output_token_ids=[[]], backend=backend)
+    assert torch.equal(fresh.token_ids, sample(logits, SamplingParams(seed=1), positions=position).token_ids)
+
+
+def test_edits_of_one_chunk_leave_the_other_chunks_alone() -> None:
+    # 70 rows of this width are three chunks of the torch backend; only rows 0 and 69 are edited.
+    n = 70
+    logits = torch.randn(n, 128_256, generator=torch.Generator().manual_seed(2))
+    params = [
+        SamplingParams(seed=i, top_k=5, temperature=2.0, logit_bias={3: 9.0} if i in (0, n - 1) else None)
+        for i in range(n)
+    ]
+    positions = torch.arange(n)
+    together = sample(logits, params, positions=positions).token_ids
+    for i in (0, 1, 40, n - 1):
+        one = slice(i, i + 1)
+        assert torch.equal(sample(logits[one], params[one], positions=positions[one]).token_ids, together[one])

@@ -295,6 +295,7 @@ def test_misuse_is_named(call: object, message: str) -> None:
         ({"params": SamplingParams(), "positions": torch.zeros(3, dtype=torch.int64)}, "positions: must be int64 [2]"),
         ({"params": SamplingParams(), "prompt_token_ids": [[1]]}, "prompt_token_ids: must hold one list for each"),
         ({"params": SamplingParams(logprob_token_ids=[V])}, "logprob_token_ids: token ids must be in [0, 300)"),
+        ({"params": SamplingParams(), "choice_index": 128}, "choice_index: must be in [0, 128); got 128"),
         ({"params": SamplingParams(), "logprobs_mode": "raw"}, "logprobs_mode: must be one of raw_logprobs"),
     ],
 )

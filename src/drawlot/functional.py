@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from drawlot.errors import InputError
+from drawlot.errors import InputError, ParameterError
 from drawlot.kernels.inputs import Edits, RowParams
 from drawlot.kernels.registry import get_backend
 from drawlot.outputs import LogitsRows, LogprobsTensors, SamplerOutput
-from drawlot.params import SamplingParams
+from drawlot.params import MAX_CHOICES, SamplingParams
 from drawlot.sampling.logprobs import all_rows_want, check_mode
 from drawlot.sampling.sampler import Sampler, check_logits
 from drawlot.sampling.states import row_numbers
@@ -70,6 +70,9 @@ def sample(
         raise InputError("output_token_ids: needed with penalties and min_tokens")
     positions = _positions(positions, kinds, logits, prompt_token_ids, output_token_ids)
     choices = torch.as_tensor(choice_index, dtype=torch.int64, device=logits.device).expand(n)
+    wrong = (choices < 0) | (choices >= MAX_CHOICES)
+    if bool(wrong.any()):
+        raise ParameterError("choice_index", f"must be in [0, {MAX_CHOICES})", int(choices[wrong][0]))
 
     if isinstance(params, SamplingParams) and not _has_edits(params):
         params.check_vocab(vocab_size)

@@ -66,7 +66,7 @@ class SparsePenalties(NamedTuple):
 
 
 class Edits(NamedTuple):
-    """What changes logits into values (stages 1 and 2). None: nobody asked for it.
+    """What changes logits into values (stages 1 and 2). None: nobody asked for it; a sparse edit has an entry.
 
     The bitmask is the grammar's: it also applies to raw logprobs; the other fields do not.
     """
@@ -91,17 +91,20 @@ class Edits(NamedTuple):
             None if self.bitmask is None else self.bitmask[start:stop],
             _entries(self.allowed, start, stop),
             _entries(self.masked, start, stop),
-            self.bias and SparseBias(*_entries(self.bias, start, stop)),
-            self.penalties and SparsePenalties(*_entries(self.penalties, start, stop)),
+            _entries(self.bias, start, stop),
+            _entries(self.penalties, start, stop),
         )
 
 
 def _entries(edit: Any, start: int, stop: int) -> Any:
-    """The entries of a sparse edit that belong to rows start .. stop - 1, counted from start."""
+    """The entries of a sparse edit that belong to rows start .. stop - 1, counted from start; None if none do."""
     if edit is None:
         return None
     mine = (edit[0] >= start) & (edit[0] < stop)
-    return (edit[0][mine] - start, *(column[mine] for column in edit[1:]))
+    if not bool(mine.any()):
+        return None
+    columns = edit[0][mine] - start, *(column[mine] for column in edit[1:])
+    return type(edit)(*columns) if hasattr(edit, "_fields") else columns
 
 
 class LogprobsWanted(NamedTuple):

@@ -132,6 +132,8 @@ class EditStates:
         in_output = (columns >= prompt_length[:, None])[valid]
         line = np.arange(len(which)).repeat(length)
         distinct, entry_of = np.unique(line * self.vocab_size + tokens[valid], return_inverse=True)
+        if not len(distinct):
+            return None
         count = np.bincount(entry_of, in_output, len(distinct)).astype(np.float32)
         line, ids = np.divmod(distinct, self.vocab_size)
         repetition, frequency, presence = np.array(factors, np.float32)[line].T

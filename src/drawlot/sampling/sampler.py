@@ -8,7 +8,7 @@ from torch import Tensor
 from drawlot.errors import InputError, ParameterError
 from drawlot.kernels.registry import get_backend
 from drawlot.outputs import LogitsRows, LogprobsTensors, RowStatus, SamplerOutput
-from drawlot.params import SamplingParams
+from drawlot.params import MAX_CHOICES, SamplingParams
 from drawlot.sampling.edits import EditStates, check_bad_words
 from drawlot.sampling.logprobs import LogprobStates
 from drawlot.sampling.states import SamplingStates
@@ -85,8 +85,8 @@ class Sampler:
         params.check_vocab(self.vocab_size)
         if params.bad_words and not bad_words_token_ids:
             raise ParameterError("bad_words", "are texts, which only an engine resolves: pass bad_words_token_ids", "")
-        if not 0 <= choice_index < 128:
-            raise ParameterError("choice_index", "must be in [0, 128)", choice_index)
+        if not 0 <= choice_index < MAX_CHOICES:
+            raise ParameterError("choice_index", f"must be in [0, {MAX_CHOICES})", choice_index)
         check_bad_words(bad_words_token_ids, self.vocab_size)
         for name, ids in (("prompt_token_ids", prompt_token_ids), ("output_token_ids", output_token_ids)):
             if len(ids) and not 0 <= min(ids) <= max(ids) < self.vocab_size:

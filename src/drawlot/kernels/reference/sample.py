@@ -35,7 +35,11 @@ def sample_rows(
     logprobs = None
     if wanted is not None:
         ids, values_, ranks = zip(*lines) if lines else ((), (), ())
-        logprobs = (_stacked(ids, device), _stacked(values_, device), torch.tensor(ranks, device=device))
+        logprobs = (
+            _stacked(ids, wanted.columns, torch.int64, device),
+            _stacked(values_, wanted.columns, torch.float32, device),
+            torch.tensor(ranks, dtype=torch.int64, device=device),
+        )
     return SampledRows(
         torch.tensor(tokens, dtype=torch.int64, device=device),
         torch.tensor(status, dtype=torch.uint8, device=device),
@@ -76,5 +80,6 @@ def _on_cpu(edits: Edits) -> Edits:
     return Edits(*(moved(edit) for edit in edits))  # type: ignore[arg-type]
 
 
-def _stacked(lines: tuple[NDArray[np.generic], ...], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.stack(lines)).to(device)
+def _stacked(lines: tuple[NDArray[np.generic], ...], columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[N, columns], N = 0 included."""
+    return torch.from_numpy(np.reshape(lines, (len(lines), columns))).to(device, dtype)

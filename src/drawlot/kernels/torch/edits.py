@@ -14,7 +14,7 @@ def as_tiles(logits: Tensor) -> Tensor:
         tiles = logits.new_full((n, vocab_size + padding), -torch.inf, dtype=torch.float32)
         tiles[:, :vocab_size] = logits
         logits = tiles
-    return logits.view(n, -1, TILE)
+    return logits.view(n, logits.shape[1] // TILE, TILE)
 
 
 def grammar_masked(tiles: Tensor, edits: Edits) -> Tensor:

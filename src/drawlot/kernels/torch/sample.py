@@ -23,6 +23,10 @@ def sample_rows(
 ) -> SampledRows:
     """Draws one token for each row; see `RowParams`, `Edits`, `LogprobsWanted` and `SampledRows` for shapes."""
     n, vocab_size = logits.shape
+    if n == 0:
+        columns = wanted and Columns.unused(0, wanted.columns).on_device(logits.device)
+        nothing = torch.empty(0, dtype=torch.int64, device=logits.device)
+        return SampledRows(nothing, nothing.to(torch.uint8), columns)
     step = max(1, _CHUNK // (vocab_size + -vocab_size % TILE))
     if n <= step:
         return _sample_chunk(logits, params, edits, wanted, wide)

@@ -67,7 +67,7 @@ class Tiles(NamedTuple):
 
     def chunks(self, n: int) -> Iterator[tuple[slice, Tensor]]:
         """Few rows at a time of the n rows: slices, and their values as by `chunk`."""
-        step = max(1, _CHUNK // self.original[0].numel())
+        step = max(1, _CHUNK // (self.original.shape[1] * TILE))
         for start in range(0, n, step):
             rows = slice(start, min(n, start + step))
             yield rows, self.chunk(rows.start, rows.stop)

@@ -1,0 +1,71 @@
+"""The vectorised oracle of the GPU proofs is the reference: on random rows it gives the same tokens, status, margins,
+logprobs and ranks.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpu_proof import logprob_oracle, oracle
+from drawlot import sample
+from drawlot.kernels import reference, registry
+from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SampledRows
+from tests.cases import random_batch
+
+# Rows of each vocabulary size; the reference loops over rows, so the wide ones are fewer.
+ROWS = {1: 1024, 2: 1536, 3: 2048, 127: 3072, 128: 3072, 129: 3584, 1000: 4096, 4097: 1280, 32001: 320}
+assert sum(ROWS.values()) >= 20_000
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """How many rows were compared: each call of the reference also asks the oracle."""
+    counts = []
+    by_reference = reference.sample_rows
+
+    def both(
+        logits: torch.Tensor, params: RowParams, edits: Edits, wanted: LogprobsWanted | None, *, wide: bool = False
+    ) -> SampledRows:
+        # `sample` draws nothing but first rows of steps.
+        params = params._replace(row=torch.arange(len(logits)) % 3 * 21845)
+        # Listing every token takes the reference longer than all the rest.
+        if wanted is not None:
+            wanted = wanted._replace(num_top=wanted.num_top.clamp(max=20), max_top=min(wanted.max_top, 20))
+        expected = by_reference(logits, params, edits, wanted, wide=wide)
+        got = oracle.sample_rows(logits, params, edits, wide=wide)
+        assert torch.equal(got.token_ids, expected.token_ids)
+        assert torch.equal(got.status, expected.status)
+        torch.testing.assert_close(got.margin, expected.margin, rtol=1e-9, atol=1e-9)
+        if wanted is not None:
+            ids, logprobs, ranks = logprob_oracle.logprobs(logits, params, edits, got.token_ids, wanted)
+            assert torch.equal(ids, expected.logprobs[0])
+            torch.testing.assert_close(logprobs.float(), expected.logprobs[1], rtol=2e-7, atol=1e-9)
+            assert torch.equal(ranks, expected.logprobs[2])
+        counts.append(len(logits))
+        return expected
+
+    monkeypatch.setattr(reference, "sample_rows", both)
+    monkeypatch.setattr(oracle, "_CHUNK", 1 << 18)
+    registry._load.cache_clear()
+    yield counts
+    registry._load.cache_clear()
+
+
+@pytest.mark.parametrize("vocab_size", ROWS)
+def test_the_oracle_is_the_reference(vocab_size, compared):
+    rng = np.random.default_rng([3, vocab_size])
+    for _ in range(ROWS[vocab_size] // 64):
+        batch = random_batch(rng, vocab_size, 64)
+        sample(
+            batch.logits,
+            batch.params,
+            positions=batch.positions,
+            prompt_token_ids=batch.prompts,
+            output_token_ids=batch.outputs,
+            allowed_bitmask=batch.bitmask,
+            choice_index=batch.choices,
+            logprobs_mode=batch.mode,
+            use_fp64_gumbel=batch.wide,
+            backend="reference",
+        )
+    assert sum(compared) == ROWS[vocab_size]

@@ -1,9 +1,11 @@
 """Chooses a backend by name; "auto" takes the best that can run on the device and logs its choice once."""
 
 import logging
+import os
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import NamedTuple, Protocol
 
 from torch import Tensor, device
@@ -35,7 +37,13 @@ def why_not(name: str, on: device) -> str | None:
     """Why a backend cannot run on a device; None if it can."""
     if name in ("reference", "torch"):
         return None
-    if name in ("triton", "flashinfer"):
+    if name == "triton":
+        if find_spec("triton") is None:
+            return "triton is not installed; it comes with the extra drawlot[triton]"
+        if on.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            return f"needs a CUDA device, or TRITON_INTERPRET=1 for a slow check on a CPU; got {on}"
+        return None
+    if name == "flashinfer":
         return "this version of drawlot does not have it yet"
     return "no such backend; there are auto, reference, torch, triton and flashinfer"
 

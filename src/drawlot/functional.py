@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from drawlot.errors import InputError, ParameterError
-from drawlot.kernels.inputs import Edits, RowParams
+from drawlot.kernels.inputs import BatchFacts, Edits, RowParams
 from drawlot.kernels.registry import get_backend
 from drawlot.outputs import LogitsRows, LogprobsTensors, SamplerOutput
 from drawlot.params import MAX_CHOICES, SamplingParams
 from drawlot.sampling.logprobs import all_rows_want, check_mode
 from drawlot.sampling.sampler import Sampler, check_logits
-from drawlot.sampling.states import row_numbers
+from drawlot.sampling.states import batch_facts, row_numbers
 
 TokenIds = Sequence[Sequence[int]]
 
@@ -77,7 +78,8 @@ def sample(
     if isinstance(params, SamplingParams) and not _has_edits(params):
         params.check_vocab(vocab_size)
         check_mode(logprobs_mode)
-        drawn = get_backend(backend, logits.device).sample_rows(
+        sample_rows = get_backend(backend, logits.device).sampler_of(lambda: _facts(params, vocab_size, n))
+        drawn = sample_rows(
             logits,
             _same_for_all(params, vocab_size, positions, choices),
             Edits(allowed_bitmask),
@@ -102,7 +104,7 @@ def sample(
     index = torch.arange(n, device=logits.device)
     no_drafts = torch.zeros_like(index)
     cu_num_logits = torch.arange(n + 1, dtype=torch.int32, device=logits.device)
-    rows = LogitsRows(index, index, no_drafts, positions, no_drafts, cu_num_logits)
+    rows = LogitsRows(index, index, no_drafts, positions, no_drafts, cu_num_logits, range(n))
     out = sampler(logits, rows, allowed_bitmask)
     return out._replace(logprobs=out.logprobs and out.logprobs._replace(cu_num_generated_tokens=None))
 
@@ -160,3 +162,10 @@ def _same_for_all(params: SamplingParams, vocab_size: int, positions: Tensor, ch
         choices,
         column(0, torch.int64),
     )
+
+
+def _facts(params: SamplingParams, vocab_size: int, n: int) -> BatchFacts:
+    """The facts of n rows that share one `SamplingParams`."""
+    temperature, top_k, top_p, min_p = row_numbers(params, vocab_size)
+    floats = np.array([temperature, top_p, min_p]).reshape(3, 1)
+    return batch_facts(floats[:, :n], np.array([top_k])[:n], np.array([params.seed is not None])[:n])

@@ -3,6 +3,7 @@
 Unless a field says otherwise its tensor lies on the device of the logits and belongs to the caller.
 """
 
+from collections.abc import Sequence
 from enum import IntFlag
 from typing import NamedTuple
 
@@ -67,3 +68,5 @@ class LogitsRows(NamedTuple):
     """int64 [N]: the token fed to the model at this row; at local position j >= 1 it is draft j - 1"""
     cu_num_logits: Tensor
     """int32 [R + 1]: the rows of request r are cu[r] .. cu[r + 1]"""
+    state_rows: Sequence[int] | None = None
+    """expanded_idx_mapping on the host; without it the flashinfer backend waits for the device to read it"""

@@ -39,6 +39,21 @@ class RowParams(NamedTuple):
         return RowParams(*(column[rows] for column in self))
 
 
+class BatchFacts(NamedTuple):
+    """What the host knows of the rows of a batch, without a word from the device; skipped rows do not count."""
+
+    greedy: bool
+    """Some row has temperature 0"""
+    seeded: bool
+    """Some row's seed is its user's own"""
+    filtered: bool
+    """Some row has top_k or top_p"""
+    min_p: bool
+    """Some row has min_p"""
+    tempered: bool
+    """Some row has a temperature other than 1"""
+
+
 class SparseBias(NamedTuple):
     """Adds values[i] to token ids[i] of row rows[i]; ids are distinct within a row."""
 

@@ -11,10 +11,13 @@ from typing import NamedTuple, Protocol
 from torch import Tensor, device
 
 from drawlot.errors import BackendError
-from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SampledRows
+from drawlot.kernels.inputs import BatchFacts, Edits, LogprobsWanted, RowParams, SampledRows
 
 logger = logging.getLogger("drawlot")
 _logged: set[str] = set()
+
+VARIABLE = "DRAWLOT_SAMPLER_BACKEND"
+"""The environment variable that names what "auto" means."""
 
 
 class SampleRows(Protocol):
@@ -31,6 +34,12 @@ class Backend(NamedTuple):
     name: str
     sample_rows: SampleRows
     logprobs_of: Callable[[Tensor, Tensor, LogprobsWanted], tuple[Tensor, Tensor, Tensor]]
+    for_batch: Callable[[BatchFacts], SampleRows] | None = None
+    """Where `sample_rows` has to know a batch beforehand: its form for a batch with these facts"""
+
+    def sampler_of(self, facts: Callable[[], BatchFacts]) -> SampleRows:
+        """What samples a batch; its facts are asked for only where they matter."""
+        return self.sample_rows if self.for_batch is None else self.for_batch(facts())
 
 
 def why_not(name: str, on: device) -> str | None:
@@ -44,27 +53,39 @@ def why_not(name: str, on: device) -> str | None:
             return f"needs a CUDA device, or TRITON_INTERPRET=1 for a slow check on a CPU; got {on}"
         return None
     if name == "flashinfer":
-        return "this version of drawlot does not have it yet"
+        reason: str | None = import_module("drawlot.kernels.flashinfer.availability").why_not(on)
+        return reason
     return "no such backend; there are auto, reference, torch, triton and flashinfer"
 
 
 def get_backend(name: str, on: device) -> Backend:
-    """The backend of that name.
+    """The backend of that name; "auto" is the one that DRAWLOT_SAMPLER_BACKEND names, else the best of drawlot's own.
 
     Raises:
         BackendError: It cannot run on the device; the message gives the reason.
     """
-    chosen = "torch" if name == "auto" else name
-    reason = why_not(chosen, on)
-    if reason is not None:
-        raise BackendError(f"backend {name!r}: {reason}")
-    if name == "auto" and chosen not in _logged:
-        _logged.add(chosen)
-        logger.info("backend auto: %s on %s", chosen, on)
-    return _load(chosen)
+    chosen, source = name, f"backend {name!r}"
+    if name == "auto" and os.environ.get(VARIABLE, "auto") not in ("", "auto"):
+        chosen, source = os.environ[VARIABLE], f"{VARIABLE}={os.environ[VARIABLE]}"
+    if chosen == "auto":
+        backend = own_backend(on)
+    else:
+        reason = why_not(chosen, on)
+        if reason is not None:
+            raise BackendError(f"{source}: {reason}")
+        backend = _load(chosen)
+    if name == "auto" and backend.name not in _logged:
+        _logged.add(backend.name)
+        logger.info("backend auto: %s on %s", backend.name, on)
+    return backend
+
+
+def own_backend(on: device) -> Backend:
+    """The best of drawlot's own backends on a device."""
+    return _load("torch")
 
 
 @cache
 def _load(name: str) -> Backend:
     module = import_module(f"drawlot.kernels.{name}")
-    return Backend(name, module.sample_rows, module.logprobs_of)
+    return Backend(name, module.sample_rows, module.logprobs_of, getattr(module, "for_batch", None))

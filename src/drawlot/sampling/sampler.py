@@ -115,7 +115,10 @@ class Sampler:
         check_logits(logits, self.vocab_size, allowed_bitmask)
         self.apply_staged_writes()
         which = rows.expanded_idx_mapping
-        drawn = self.backend.sample_rows(
+        sample_rows = self.backend.sampler_of(
+            lambda: self._numbers.facts(which.tolist() if rows.state_rows is None else rows.state_rows)
+        )
+        drawn = sample_rows(
             logits[:, : self.vocab_size],
             self._numbers.gather(which, rows.positions),
             self._edits.build(rows, allowed_bitmask),

@@ -10,6 +10,7 @@ from torch import Tensor
 from drawlot.kernels.inputs import TILE
 from drawlot.kernels.torch import filters
 from drawlot.kernels.torch.filters import Filters
+from drawlot.kernels.torch.nucleus import nucleus
 from drawlot.kernels.torch.race import NoiseKeys
 from drawlot.kernels.torch.scan import TileMasses, tile_masses
 from drawlot.kernels.torch.tiles import Cut, IntArray, Tiles, on_host
@@ -32,8 +33,8 @@ class Rows(NamedTuple):
     keys: NoiseKeys
     wide: bool
     want_ranks: bool
-    sums: Tensor | None = None
-    """[N, T], of all tokens of the tiles, where the scan has summed them at `scale`"""
+    sums: Tensor | None
+    """[N, T], of all tokens of the tiles at `scale`, NaN for rows that need none; None if no row does"""
 
     def pick(self, index: IntArray) -> "Rows":
         """Some of the rows."""
@@ -54,10 +55,15 @@ class Rows(NamedTuple):
         )
 
     def masses(self, cut: Cut | None = None) -> TileMasses:
-        """The masses of their tiles, of the tokens that a cut keeps."""
-        if cut is None and self.sums is not None:
+        """The masses of their tiles: from the sums, or of the tokens that a cut keeps."""
+        if cut is None:
+            assert self.sums is not None
             return TileMasses.of(self.sums, self.maxima, self.row_max, self.scale)
         return tile_masses(self.values, self.maxima, self.row_max, self.scale, cut, wide=self.wide)
+
+    def tile_mass(self) -> NDArray[np.float64]:
+        """[N, T]: the tiles' sums of exp(z), where there are sums; else NaN."""
+        return np.full(self.maxima.shape, np.nan) if self.sums is None else self.masses().of_tiles()
 
     def tiles_at(self, tile_ids: IntArray) -> NDArray[np.float32]:
         """[N, 128]: one tile of each row, on the host."""
@@ -90,19 +96,15 @@ def draw(rows: Rows, greedy: NDArray[np.bool_]) -> Drawn:
     if len(index):
         drawn.put(index, _first_tokens(rows.pick(index)))
     filtered = ~greedy & rows.filters.some_on
-    # The whole row's sum of exp(z), where top_p alone cuts it.
-    row_mass = np.full(n, np.nan)
-    index = np.flatnonzero(filtered & rows.filters.top_p_alone)
-    if len(index):
-        row_mass[index] = rows.pick(index).masses().totals()
     index = np.flatnonzero(filtered & filters.listable(rows.filters))
+    tile_mass = rows.tile_mass()
     if len(index):
-        listed, part = _from_lists(rows.pick(index), row_mass[index])
+        listed, part = _from_lists(rows.pick(index), tile_mass[index])
         drawn.put(index[listed], part)
     # The others, and those whose lists did not suffice, take the masses of whole rows.
     index = np.flatnonzero(drawn.tokens < 0)
     if len(index):
-        drawn.put(index, _from_whole_rows(rows.pick(index), row_mass[index]))
+        drawn.put(index, _from_whole_rows(rows.pick(index), tile_mass[index]))
     return drawn
 
 
@@ -114,11 +116,11 @@ def _first_tokens(rows: Rows) -> Drawn:
     return Drawn(tokens, np.ones(len(tokens)), Cut(row_max, tokens), np.ones(len(tokens), np.int64))
 
 
-def _from_lists(rows: Rows, row_mass: NDArray[np.float64]) -> tuple[IntArray, Drawn]:
+def _from_lists(rows: Rows, tile_mass: NDArray[np.float64]) -> tuple[IntArray, Drawn]:
     """Rows that are cut within the list of their best tokens: which of the rows, and their draws."""
-    n = len(row_mass)
+    n = len(tile_mass)
     listed = filters.kept_of_best_tokens(
-        rows.values, rows.maxima, on_host(rows.row_max), rows.temperature, row_mass, rows.filters
+        rows.values, rows.maxima, on_host(rows.row_max), rows.temperature, tile_mass, rows.filters
     )
     exact = listed.exact
     # A filter that keeps everything changes nothing, to the bit: such rows race the very masses of unfiltered ones.
@@ -145,19 +147,33 @@ def _from_lists(rows: Rows, row_mass: NDArray[np.float64]) -> tuple[IntArray, Dr
     return chosen, Drawn(tokens, totals, listed.cut.pick(chosen), rank)
 
 
-def _from_whole_rows(rows: Rows, row_mass: NDArray[np.float64]) -> Drawn:
+def _from_whole_rows(rows: Rows, tile_mass: NDArray[np.float64]) -> Drawn:
     """Rows without filters, and rows whose cut may lie anywhere."""
-    n = len(row_mass)
-    cut = Cut.nowhere(n)
+    n = len(tile_mass)
+    cut, mass = Cut.nowhere(n), tile_mass.sum(1)
+    log_mass = np.empty(rows.maxima.shape) if rows.sums is None else rows.masses().log()
+    maxima, row_max, top_p_alone = on_host(rows.maxima), on_host(rows.row_max), rows.filters.top_p_alone
+    summed_again = []
     for i in np.flatnonzero(rows.filters.some_on).tolist():
-        values, row_max, temperature = rows.values.row(i).view(-1), float(rows.row_max[i]), float(rows.temperature[i])
-        cut.value[i], cut.id[i] = filters.exact_cut(values, row_max, temperature, rows.filters, i, row_mass[i])
-    masses = rows.masses(cut if rows.filters.some_on.any() else None)
-    tile = rows.keys.race_run(np.zeros(n, np.int64), masses.log(), Stream.TARGET_TILE)
+        values, temperature = rows.values.row(i).view(-1), float(rows.temperature[i])
+        if top_p_alone[i]:
+            kept = nucleus(on_host(values), maxima[i], tile_mass[i], temperature, rows.filters.top_p[i])
+            if kept is not None:
+                cut.value[i], cut.id[i] = kept.value, kept.id
+                log_mass[i], mass[i] = np.log(kept.tile_mass), kept.tile_mass.sum()
+                continue
+        exact = filters.exact_cut(values, float(row_max[i]), temperature, rows.filters, i, mass[i])
+        cut.value[i], cut.id[i] = exact
+        summed_again.append(i)
+    if summed_again:
+        index = np.array(summed_again)
+        masses = rows.pick(index).masses(cut.pick(index))
+        log_mass[index], mass[index] = masses.log(), masses.totals()
+    tile = rows.keys.race_run(np.zeros(n, np.int64), log_mass, Stream.TARGET_TILE)
     x = rows.tiles_at(tile)
     value, last = cut.value[:, None], (cut.id - tile * TILE)[:, None]
     kept = ((x > value) | ((x == value) & (np.arange(TILE) <= last))) & (x > -np.inf)
     x = np.where(kept, x, np.float64(-np.inf))[:, : np.flatnonzero(kept.any(0))[-1] + 1]
     z = (x - on_host(rows.row_max)[:, None]) / rows.temperature[:, None]
     tokens = rows.keys.race_run(tile * TILE, z, Stream.TARGET_TOKEN)
-    return Drawn(tokens, masses.totals(), cut, np.zeros(n, np.int64))
+    return Drawn(tokens, mass, cut, np.zeros(n, np.int64))

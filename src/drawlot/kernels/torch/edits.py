@@ -1,9 +1,11 @@
 """Stages 1 and 2, and the view of rows as tiles that all later stages read."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from drawlot.kernels.inputs import TILE, Edits
+from drawlot.kernels.torch.tiles import IntArray, on_host
 
 
 def as_tiles(logits: Tensor) -> Tensor:
@@ -30,20 +32,23 @@ def grammar_masked(tiles: Tensor, edits: Edits) -> Tensor:
     return tiles.masked_fill(allowed.view_as(tiles) == 0, -torch.inf)
 
 
-def edited_rows(edits: Edits) -> Tensor:
-    """int64 [M], ascending: the rows that an edit beyond the bitmask names."""
-    rows: Tensor = torch.unique(torch.cat([edit[0] for edit in edits[1:] if edit is not None]))
-    return rows
+def edited_rows(edits: Edits) -> IntArray:
+    """[M], ascending: the rows that an edit beyond the bitmask names."""
+    named = [on_host(edit[0]) for edit in edits[1:] if edit is not None]
+    return np.unique(np.concatenate(named)) if named else np.empty(0, np.int64)
 
 
-def row_values(masked: Tensor, edits: Edits, which: Tensor) -> Tensor:
+def row_values(masked: Tensor, edits: Edits, which: IntArray) -> Tensor:
     """The values [M, T, 128] of the rows `which` [M] of grammar-masked tiles: hard masks, bias, then penalties."""
+    values = masked.new_empty((len(which), *masked.shape[1:]))
     # Row by row: indexing takes longer.
-    values = torch.stack([masked[row] for row in which.tolist()])
+    for own_row, row in zip(values, which.tolist()):
+        own_row.copy_(masked[row])
     flat = values.flatten(1)
+    own_rows = torch.from_numpy(which).to(masked.device)
 
     def own(rows: Tensor) -> Tensor:
-        return torch.searchsorted(which, rows)
+        return torch.searchsorted(own_rows, rows)
 
     if edits.allowed is not None:
         rows, ids = own(edits.allowed[0]), edits.allowed[1]

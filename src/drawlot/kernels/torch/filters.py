@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drawlot.kernels.inputs import TILE
+from drawlot.kernels.torch.nucleus import cut_among_many
 from drawlot.kernels.torch.scan import in_order, line_of, tokens_at_least
 from drawlot.kernels.torch.tiles import Cut, IntArray, Tiles, Tokens, on_host
 
 _MOST_LISTED = 1024  # a larger top_k is cut from the whole row
 _LISTED_WITHOUT_K = 64  # rows without top_k list at least so many tokens,
 _WHOLE_UP_TO = 2048  # and all of a vocabulary so small
-_MANY = 1 << 13
 _NUM_BUCKETS, _BUCKET_SHIFT = 1 << 14, 18  # sign, exponent and five bits of the mantissa
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _FIXED_POINT = 2.0**44  # integer masses add up alike in any order; 2^44 * 2^18 tokens stay below 2^63
@@ -39,6 +39,11 @@ class Filters(NamedTuple):
         """bool [N]: rows cut by top_p without another filter."""
         alone: NDArray[np.bool_] = (self.top_k <= 0) & (self.top_p < 1) & (self.min_p == 0)
         return alone
+
+    @property
+    def needs_masses(self) -> NDArray[np.bool_]:
+        """bool [N]: rows that no list serves without the masses of all tiles."""
+        return ~self.some_on | self.top_p_alone
 
     def pick(self, index: IntArray) -> "Filters":
         """Those of some rows."""
@@ -68,7 +73,7 @@ def kept_of_best_tokens(
     maxima: Tensor,
     row_max: NDArray[np.float32],
     temperature: NDArray[np.float64],
-    row_mass: NDArray[np.float64],
+    tile_mass: NDArray[np.float64],
     filters: Filters,
 ) -> Listed:
     """Cuts rows within the list of all their tokens above a line.
@@ -79,14 +84,20 @@ def kept_of_best_tokens(
     Args:
         tiles: Of N rows; maxima: float32 [N, T], theirs. The rest is on the host.
         row_max and temperature: [N].
-        row_mass: [N], the whole row's sum of exp(z) where top_p alone cuts it.
+        tile_mass: [N, T], the tiles' sums of exp(z) where top_p alone cuts the row, else NaN.
         filters: Of these rows, `listable`.
     """
     n = len(maxima)
     has_k = filters.top_k > 0
     without_k = _WHOLE_UP_TO if maxima.shape[1] * TILE <= _WHOLE_UP_TO else _LISTED_WITHOUT_K
     line = line_of(tiles, maxima, np.where(has_k, filters.top_k, without_k))
-    tokens = tokens_at_least(tiles, on_host(maxima), line)
+    tile_maxima = on_host(maxima)
+    row_mass = tile_mass.sum(1)
+    if filters.top_p_alone.any():
+        # Where even all tokens of the tiles that reach the line are not enough, the best token alone is listed.
+        reached = np.where(tile_maxima >= line[:, None], tile_mass, 0).sum(1)
+        line = np.where(reached < filters.top_p * row_mass, row_max, line)
+    tokens = tokens_at_least(tiles, tile_maxima, line)
     rows = tokens.rows
     order = in_order(tokens)
     starts = np.searchsorted(rows, np.arange(n + 1))
@@ -133,28 +144,10 @@ def exact_cut(
     """
     top_k, top_p, min_p = int(filters.top_k[row]), float(filters.top_p[row]), float(filters.min_p[row])
     if filters.top_p_alone[row]:
-        cut = _cut_among_many(on_host(values), row_max, temperature, top_p * mass)
+        cut = cut_among_many(on_host(values), row_max, temperature, top_p * mass)
         if cut is not None:
             return cut
     return _cut_by_buckets(values, row_max, temperature, top_k, top_p, min_p)
-
-
-def _cut_among_many(
-    values: NDArray[np.float32], row_max: float, temperature: float, target: float
-) -> tuple[float, int] | None:
-    """The cut at a mass of `target`, if the best 2^13 tokens hold it: only they are put in order."""
-    best = values
-    if len(values) > _MANY:
-        best = np.partition(values, len(values) - _MANY)[-_MANY:]
-    best = np.sort(best)[::-1]
-    running = np.exp((best.astype(np.float64) - row_max) / temperature).cumsum()
-    last = int(np.searchsorted(running, target))
-    if last == len(best):
-        return None
-    value = best[last]
-    # Equal values were in no order: the lower ids of them are kept.
-    rank_among_equals = last - int(np.searchsorted(-best, -value))
-    return float(value), int(np.flatnonzero(values == value)[rank_among_equals])
 
 
 def _cut_by_buckets(

@@ -11,7 +11,7 @@ from drawlot.kernels.torch.edits import as_tiles, edited_rows, grammar_masked, r
 from drawlot.kernels.torch.filters import Filters
 from drawlot.kernels.torch.logprobs import Columns, processed_columns, raw_columns
 from drawlot.kernels.torch.race import NoiseKeys
-from drawlot.kernels.torch.scan import scan, tile_maxima
+from drawlot.kernels.torch.scan import scan, tile_maxima, tile_sums
 from drawlot.kernels.torch.tiles import Tiles, on_host
 from drawlot.outputs import RowStatus
 
@@ -55,24 +55,32 @@ def _sample_chunk(
     temperature = np.maximum(temperature, SMALLEST_TEMPERATURE)
     # Not 0 either, so that -inf / T is not NaN.
     scale = torch.from_numpy(np.maximum(1 / temperature, SMALLEST_TEMPERATURE).astype(np.float32)).to(device)
+    edited = edited_rows(edits)
+    summed = ~greedy & filters.needs_masses
+    raw_summed = summed.copy()
+    raw_summed[edited] = False
     raw_sums = sums = None
     if wanted is not None and wanted.mode == "raw_logprobs":
         raw_maxima, raw_sums = scan(raw, None)
-    elif not edits.beyond_bitmask and not (greedy | filters.some_on).any():
-        raw_maxima, sums = scan(raw, scale, wide=wide)
+        if summed.any():
+            sums = tile_sums(Tiles(raw), raw_maxima, scale, summed=raw_summed, wide=wide)
+    elif summed.any():
+        raw_maxima, sums = scan(raw, scale, raw_summed, wide=wide)
     else:
         raw_maxima = tile_maxima(raw)
     row_max = raw_maxima.amax(1)
     logits_max = row_max if raw is logits_tiles else tile_maxima(logits_tiles).amax(1)
     values, maxima = Tiles(raw), raw_maxima
-    if edits.beyond_bitmask:
-        edited = edited_rows(edits)
+    if len(edited):
+        at = torch.from_numpy(edited).to(device)
         own_values = row_values(raw, edits, edited)
-        own_maxima = tile_maxima(own_values)
-        maxima = raw_maxima.index_copy(0, edited, own_maxima)
-        row_max = row_max.index_copy(0, edited, own_maxima.amax(1))
+        own_maxima, own_sums = scan(own_values, scale[at], summed[edited], wide=wide)
+        maxima = raw_maxima.index_copy(0, at, own_maxima)
+        row_max = row_max.index_copy(0, at, own_maxima.amax(1))
+        if sums is not None:
+            sums.index_copy_(0, at, own_sums)
         where = np.arange(n)
-        where[on_host(edited)] = n + np.arange(len(edited))
+        where[edited] = n + np.arange(len(edited))
         values = Tiles(raw, own_values, where)
     status = _status(on_host(row_max), on_host(logits_max))
 

@@ -37,9 +37,14 @@ class TileMasses(NamedTuple):
         """[N, T], -inf for a tile without mass."""
         return np.log(self.sums.astype(np.float64)) + self.shift
 
+    def of_tiles(self) -> NDArray[np.float64]:
+        """[N, T]: the mass of each tile."""
+        masses: NDArray[np.float64] = np.multiply(self.sums, np.exp(self.shift), dtype=np.float64)
+        return masses
+
     def totals(self) -> NDArray[np.float64]:
         """[N]: the mass of each row."""
-        totals: NDArray[np.float64] = np.multiply(self.sums, np.exp(self.shift), dtype=np.float64).sum(1)
+        totals: NDArray[np.float64] = self.of_tiles().sum(1)
         return totals
 
 
@@ -48,19 +53,23 @@ def tile_maxima(tiles: Tensor) -> Tensor:
     return tiles.amax(2)
 
 
-def scan(tiles: Tensor, scale: Tensor | None, *, wide: bool = False) -> tuple[Tensor, Tensor]:
+def scan(
+    tiles: Tensor, scale: Tensor | None, summed: NDArray[np.bool_] | None = None, *, wide: bool = False
+) -> tuple[Tensor, Tensor]:
     """Maxima and sums of the tiles of whole rows while each row is at hand, in one read.
 
     Args:
         tiles: float32 [N, T, 128].
         scale: float32 [N], 1 / temperature; None: 1.
+        summed: bool [N], rows whose sums are wanted; None: all.
         wide: Float64 sums.
 
     Returns:
-        Maxima float32 [N, T], and sums of exp((value - maximum of the tile) scale), float32 or float64 [N, T].
+        Maxima float32 [N, T], and sums of exp((value - maximum of the tile) scale), float32 or float64 [N, T]; NaN for
+        rows that are not `summed`.
     """
     maxima = tiles.new_empty(tiles.shape[:2])
-    return maxima, _sums(Tiles(tiles), maxima, scale, None, wide=wide, fill_maxima=True)
+    return maxima, tile_sums(Tiles(tiles), maxima, scale, summed=summed, wide=wide, fill_maxima=True)
 
 
 def tile_masses(
@@ -80,22 +89,32 @@ def tile_masses(
         cut: The tokens that count; None: all do.
         wide: Float64 sums, for float64 races.
     """
-    return TileMasses.of(_sums(tiles, maxima, scale, cut, wide=wide), maxima, row_max, scale)
+    return TileMasses.of(tile_sums(tiles, maxima, scale, cut, wide=wide), maxima, row_max, scale)
 
 
-def _sums(
-    tiles: Tiles, maxima: Tensor, scale: Tensor | None, cut: Cut | None, *, wide: bool, fill_maxima: bool = False
+def tile_sums(
+    tiles: Tiles,
+    maxima: Tensor,
+    scale: Tensor | None,
+    cut: Cut | None = None,
+    *,
+    summed: NDArray[np.bool_] | None = None,
+    wide: bool = False,
+    fill_maxima: bool = False,
 ) -> Tensor:
+    """The sums that `scan` returns and `tile_masses` wraps; fill_maxima: `maxima` are written, not read."""
     dtype = torch.float64 if wide else torch.float32
     sums = torch.empty(maxima.shape, dtype=dtype, device=maxima.device)
     temporary: Tensor | None = None
     for rows, values in tiles.chunks(len(maxima)):
+        if fill_maxima:
+            torch.amax(values, 2, out=maxima[rows])
+        if summed is not None and not summed[rows].any():
+            continue
         if temporary is None:
             # One for all chunks, the first being the largest: fresh memory costs more than the arithmetic.
             temporary = torch.empty(values.shape, dtype=dtype, device=maxima.device)
         x = temporary[: len(values)]
-        if fill_maxima:
-            torch.amax(values, 2, out=maxima[rows])
         # An empty tile: -inf - lowest = -inf, exp = 0.
         torch.sub(values, maxima[rows].clamp(min=_LOWEST).unsqueeze(2), out=x)
         if scale is not None:
@@ -106,6 +125,8 @@ def _sums(
                 if last >= 0:
                     _keep_before(x[i].view(-1), values[i].view(-1), value, last)
         torch.sum(x, 2, out=sums[rows])
+    if summed is not None:
+        sums.masked_fill_(torch.from_numpy(~summed).to(sums.device).unsqueeze(1), torch.nan)
     return sums
 
 

@@ -52,6 +52,7 @@ class EngineArgs:
     block_size: int = _argument(16, "Tokens in one block of the KV cache.")
     num_kv_blocks: int | None = _argument(None, "Blocks of the KV cache; chosen by the engine if not set.")
     enable_prefix_caching: bool = _argument(True, "Compute a prefix that prompts share only once.")
+    enforce_eager: bool = _argument(False, "On a GPU, decode in plain torch instead of by CUDA graph.")
     logprobs_mode: str = _argument("raw_logprobs", "What the returned logprobs are.", choices=LOGPROBS_MODES)
     max_logprobs: int = _argument(20, "Logprobs that a request may ask for, at most; -1 is any number.", low=-1)
     use_fp64_gumbel: bool = _argument(False, "Compute the noise of the draws in float64.")

@@ -40,6 +40,7 @@ class EngineConfig:
     block_size: int
     num_kv_blocks: int
     enable_prefix_caching: bool
+    enforce_eager: bool
     logprobs_mode: str
     max_logprobs: int
     max_prompt_logprob_rows: int
@@ -78,6 +79,7 @@ def resolve_config(args: EngineArgs, limits: ModelLimits, dtype: torch.dtype, de
         block_size=args.block_size,
         num_kv_blocks=args.num_kv_blocks or _num_kv_blocks(args, limits, max_model_len, dtype, device),
         enable_prefix_caching=args.enable_prefix_caching,
+        enforce_eager=args.enforce_eager,
         logprobs_mode=args.logprobs_mode,
         max_logprobs=args.max_logprobs,
         max_prompt_logprob_rows=max(1, _PROMPT_LOGITS // limits.vocab_size),

@@ -7,12 +7,13 @@ from drawlot.engine.adapters.loading import load
 from drawlot.engine.admission import Admission
 from drawlot.engine.args import EngineArgs
 from drawlot.engine.config import resolve_config
+from drawlot.engine.drawing import Drawn
 from drawlot.engine.kv_cache import KVCache
 from drawlot.engine.logprobs import TokenText, at_position, at_positions
 from drawlot.engine.outputs import RequestOutput
 from drawlot.engine.request import Choice, Request
-from drawlot.engine.runner import Drawn, Runner, StepResult
-from drawlot.engine.scheduler import Chunk, Scheduler
+from drawlot.engine.runner import InFlight, Runner
+from drawlot.engine.scheduler import Schedule, Scheduler
 from drawlot.engine.stats import EngineStats
 from drawlot.engine.tokenizer import TokenDecoder
 from drawlot.errors import ParameterError
@@ -56,6 +57,7 @@ class Engine:
         )
         self._runner = Runner(model, self.limits, config, self._cache, sampler, self.stats)
         self._requests: dict[str, Request] = {}
+        self._ahead: InFlight | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -102,6 +104,7 @@ class Engine:
         if request is not None:
             for choice in request.choices:
                 if choice.finish_reason is None:
+                    choice.finish("abort")
                     self._release(choice)
 
     def has_unfinished_requests(self) -> bool:
@@ -111,33 +114,44 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Compute one step and return the requests that changed, in order of arrival.
 
-        Finished requests are returned once, with `finished`, and forgotten.
+        Finished requests are returned once, with `finished`, and forgotten. On a GPU the next step is already under way
+        when this returns, where what it computes does not depend on what was drawn.
         """
         if not self._requests:
             return []
         begin = time.perf_counter()
         stats = self.stats
         elsewhere = stats.forward_seconds + stats.sampling_seconds + stats.detokenize_seconds
-        chunks, preempted_rows, admitted = self._scheduler.schedule()
-        for row in preempted_rows:
-            self._runner.remove(row)
-        for choice in admitted:
-            self._runner.add(choice)
-            stats.cached_tokens += choice.num_computed
-        result = self._runner.step(chunks)
-        for choice, count in chunks:
-            choice.num_computed += count
-            self._cache.remember(choice)
-            stats.computed_tokens += count
-        outputs = self._take(result, chunks)
-        stats.steps += 1
-        stats.preemptions += len(preempted_rows)
+        step = self._ahead or self._launch(self._scheduler.schedule())
+        chunks = self._scheduler.run_ahead() if step.only_decodes else []
+        self._ahead = self._launch(Schedule(chunks, [], [])) if chunks else None
+        outputs = self._take(step)
         elsewhere = stats.forward_seconds + stats.sampling_seconds + stats.detokenize_seconds - elsewhere
         stats.bookkeeping_seconds += time.perf_counter() - begin - elsewhere
         return outputs
 
-    def _take(self, result: StepResult, chunks: Sequence[Chunk]) -> list[RequestOutput]:
+    def _launch(self, schedule: Schedule) -> InFlight:
+        stats = self.stats
+        for row in schedule.preempted_rows:
+            self._runner.remove(row)
+        for choice in schedule.admitted:
+            self._runner.add(choice)
+            stats.cached_tokens += choice.num_computed
+        step = self._runner.launch(schedule.chunks)
+        for choice, count in schedule.chunks:
+            choice.num_computed += count
+            stats.computed_tokens += count
+        stats.steps += 1
+        stats.preemptions += len(schedule.preempted_rows)
+        return step
+
+    def _take(self, step: InFlight) -> list[RequestOutput]:
         """Bring a step's results into the requests and give out those that changed."""
+        result = step.wait()
+        # The others ended while the step was under way: what it drew for them is nobody's.
+        choices = [choice for choice, _ in step.chunks if choice.finish_reason is None]
+        for choice in choices:
+            self._cache.remember(choice)
         for choice, columns in result.prompts:
             if columns is None:
                 choice.finish("error", _reason(RowStatus.NONFINITE))
@@ -151,7 +165,7 @@ class Engine:
         self._take_drawn(result.drawn)
         drawn = set(result.drawn.choices)
         changed: dict[str, Request] = {}
-        for choice, _ in chunks:
+        for choice in choices:
             request = choice.request
             if choice.finish_reason is None and not request.max_tokens and choice.num_computed == len(choice.token_ids):
                 choice.finish("length")

@@ -71,7 +71,8 @@ class KVCache:
 
     def remember(self, choice: Choice) -> None:
         """Make the choice's full computed blocks known to others."""
-        full = choice.num_computed // self.block_size
+        # With a step under way, one more is computed than known.
+        full = min(choice.num_computed, len(choice.token_ids)) // self.block_size
         if not self.prefix_caching or full * self.block_size <= choice.num_cached:
             return
         self._hash_blocks(choice, full)

@@ -69,7 +69,7 @@ class Choice:
     blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_computed: int = 0
-    """Tokens whose keys and values are in the cache"""
+    """Tokens whose keys and values are in the cache, or will be after the steps that are under way"""
     num_cached: int = 0
     """Tokens, of those, in blocks that the prefix cache knows"""
     logprobs: list[LogprobsAtPosition] = field(default_factory=list)
@@ -81,6 +81,11 @@ class Choice:
     def num_output(self) -> int:
         """Tokens drawn."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def awaits_token(self) -> bool:
+        """A step that is under way draws its next token."""
+        return self.num_computed == len(self.token_ids)
 
     @property
     def reads_prompt_logprobs(self) -> bool:

@@ -1,8 +1,11 @@
-"""One step on the device: a forward over a flat batch, logits only where they are wanted, then the sampler."""
+"""Steps on the device: a forward, logits only where they are wanted, then the sampler.
+
+On a GPU a step that only decodes is a `Decoder`'s; every other step is a flat batch in plain torch.
+"""
 
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,22 +13,18 @@ from torch import Tensor
 from drawlot.engine.attention import allocate_pools
 from drawlot.engine.batch import BatchBuilder, Span
 from drawlot.engine.config import EngineConfig, ModelLimits
+from drawlot.engine.drawing import Drawn, DrawnCopy, HostCopy, draw, one_row_each
 from drawlot.engine.kv_cache import KVCache
 from drawlot.engine.request import Choice, Request
 from drawlot.engine.scheduler import Chunk
 from drawlot.engine.stats import EngineStats
-from drawlot.outputs import LogitsRows, LogprobsTensors
+from drawlot.errors import ModelError
+from drawlot.outputs import LogprobsTensors
 from drawlot.sampling import Sampler
 from drawlot.sampling.logprobs import gather_logprobs, token_logprobs
 
-
-class Drawn(NamedTuple):
-    """One token for each of `choices`, on the host."""
-
-    choices: Sequence[Choice] = ()
-    token_ids: Sequence[int] = ()
-    status: Sequence[int] = ()
-    logprobs: LogprobsTensors | None = None
+if TYPE_CHECKING:
+    from drawlot.engine.decode import Decoder
 
 
 class StepResult(NamedTuple):
@@ -36,6 +35,15 @@ class StepResult(NamedTuple):
     """Logprobs of the labels of scoring requests; None where the row has no finite maximum"""
     prompts: list[tuple[Choice, LogprobsTensors | None]]
     """The next rows of prompt logprobs; None where one of them has no finite maximum"""
+
+
+class InFlight(NamedTuple):
+    """A step that was given to the device."""
+
+    chunks: Sequence[Chunk]
+    wait: Callable[[], StepResult]
+    only_decodes: bool
+    """Its tokens can be fed to the next step before the host knows them"""
 
 
 class _Step(NamedTuple):
@@ -72,6 +80,7 @@ class Runner:
         self._pools = allocate_pools(
             limits.layers, config.num_kv_blocks + 1, config.block_size, config.dtype, config.device
         )
+        self.decoder = self._decoder() if config.device.type == "cuda" and not config.enforce_eager else None
 
     def add(self, choice: Choice) -> None:
         """Admit a choice, new or back from waiting, to its row."""
@@ -99,8 +108,35 @@ class Runner:
             pool.values.index_fill_(0, index, 0)
 
     @torch.inference_mode()
-    def step(self, chunks: Sequence[Chunk]) -> StepResult:
+    def launch(self, chunks: Sequence[Chunk]) -> InFlight:
         """Compute the chunks and draw a token for each that ends with its choice's last token."""
+        if self.decoder is not None and all(chunk.only_decodes for chunk in chunks):
+            begin = time.perf_counter()
+            copy = self.decoder.launch([chunk.choice for chunk in chunks], self.cache.tables)
+            self.stats.forward_seconds += time.perf_counter() - begin
+            return InFlight(chunks, lambda: self._wait(copy), only_decodes=True)
+        result = self._flat_step(chunks)
+        return InFlight(chunks, lambda: result, only_decodes=False)
+
+    def _wait(self, copy: DrawnCopy) -> StepResult:
+        begin = time.perf_counter()
+        drawn = copy.wait()
+        self.stats.sampling_seconds += time.perf_counter() - begin
+        return StepResult(drawn, [], [])
+
+    @torch.inference_mode()
+    def _decoder(self) -> "Decoder":
+        # Triton is on every machine where torch has a GPU, but not on all others.
+        from drawlot.engine.decode import Decoder
+
+        try:
+            return Decoder(self.model, self.config, self._pools, self.sampler, capture=True)
+        # A model may do anything in its forward.
+        except Exception as error:
+            what = f"model type {self.model.config.model_type!r} cannot decode by CUDA graph"
+            raise ModelError(f"{what} (enforce_eager does without): {error}") from error
+
+    def _flat_step(self, chunks: Sequence[Chunk]) -> StepResult:
         spans = {}
         for chunk in chunks:
             choice = chunk.choice
@@ -156,29 +192,12 @@ class Runner:
             request.params.prompt_logprobs or 0,
             self.config.logprobs_mode,
         )
-        return LogprobsTensors(*_to_host(*logprobs[:3]))
+        return LogprobsTensors(*HostCopy(*logprobs[:3]).wait())
 
     def _draw(self, logits: Tensor, wanted: _Step, staged: Sequence[Tensor]) -> Drawn:
-        count = len(wanted.drawing)
-        state_rows = staged[wanted.state_rows]
-        rows = LogitsRows(
-            idx_mapping=state_rows,
-            expanded_idx_mapping=state_rows,
-            local_positions=torch.zeros_like(state_rows),
-            positions=staged[wanted.draw_positions],
-            input_ids=staged[wanted.last_tokens],
-            cu_num_logits=torch.arange(count + 1, dtype=torch.int32, device=self.config.device),
-        )
-        out = self.sampler(logits[:count], rows)
-        self.sampler.commit(state_rows, out.token_ids.unsqueeze(1), (out.token_ids >= 0).to(torch.int32))
-        logprobs = () if out.logprobs is None else out.logprobs[:3]
-        token_ids, status, *columns = _to_host(out.token_ids, out.status, *logprobs)
-        return Drawn(
-            [chunk.choice for chunk in wanted.drawing],
-            token_ids.tolist(),
-            status.tolist(),
-            LogprobsTensors(*columns) if columns else None,
-        )
+        rows = one_row_each(staged[wanted.state_rows], staged[wanted.draw_positions], staged[wanted.last_tokens])
+        out = draw(self.sampler, logits[: len(wanted.drawing)], rows)
+        return DrawnCopy([chunk.choice for chunk in wanted.drawing], out).wait()
 
 
 def _stage(batch: BatchBuilder, chunks: Sequence[Chunk]) -> _Step:
@@ -217,14 +236,3 @@ def _stage(batch: BatchBuilder, chunks: Sequence[Chunk]) -> _Step:
         draw_positions=add([chunk.end for chunk in drawing]),
         last_tokens=add([chunk.choice.token_ids[-1] for chunk in drawing]),
     )
-
-
-def _to_host(*tensors: Tensor) -> list[Tensor]:
-    """The tensors on the host, after a single wait."""
-    if not tensors[0].is_cuda:
-        return list(tensors)
-    hosts = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
-    for host, tensor in zip(hosts, tensors):
-        host.copy_(tensor, non_blocking=True)
-    torch.cuda.current_stream(tensors[0].device).synchronize()
-    return hosts

@@ -22,7 +22,14 @@ class Chunk(NamedTuple):
     @property
     def draws(self) -> bool:
         """The chunk ends with the choice's last token, whose logits are those of the next."""
-        return self.end == len(self.choice.token_ids)
+        return self.end >= len(self.choice.token_ids)
+
+    @property
+    def only_decodes(self) -> bool:
+        """One token in, one token drawn, and nothing else is wanted."""
+        choice = self.choice
+        draws = self.draws and choice.request.max_tokens > 0
+        return self.num_tokens == 1 and draws and not choice.reads_prompt_logprobs
 
 
 class Schedule(NamedTuple):
@@ -74,6 +81,24 @@ class Scheduler:
                 chunks.append(Chunk(choice, count))
         admitted = [] if preempted_rows else self._admit(budget, chunks)
         return Schedule(chunks, preempted_rows, admitted)
+
+    def run_ahead(self) -> list[Chunk]:
+        """The step after one that is still under way: a token for each running choice, whatever that one draws.
+
+        Empty if it depends on what is drawn or might do more: somebody could be admitted, a choice has reached its
+        length, or there are not blocks for all.
+        """
+        if self.waiting and self._free_rows:
+            return []
+        for choice in self.running:
+            if not choice.awaits_token or choice.num_output + 1 >= choice.request.max_tokens:
+                return []
+        missing = [self.cache.blocks_for(choice.num_computed + 1) > len(choice.blocks) for choice in self.running]
+        if sum(missing) > self.cache.num_free:
+            return []
+        for choice in self.running:
+            self.cache.grow(choice, choice.num_computed + 1)
+        return [Chunk(choice, 1) for choice in self.running]
 
     def remove(self, choice: Choice, discard: bool = False) -> list[int]:
         """Forget a finished or aborted choice.

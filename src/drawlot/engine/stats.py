@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class EngineStats:
     """Sums since the engine was built.
 
-    On a GPU the times are the host's: work that is still queued shows up at the copy of results, in sampling.
+    On a GPU the times are the host's: launching a step is its forward, waiting for its results its sampling.
     """
 
     steps: int = 0

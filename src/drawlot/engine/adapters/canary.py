@@ -13,11 +13,11 @@ from drawlot.engine.batch import BatchBuilder, Span
 from drawlot.errors import ModelError
 
 _BLOCK_SIZE = 4
-# Two sequences of 8 and 5 tokens with shuffled blocks, in three steps that mix a first chunk, a later one and single
-# tokens: (sequence, first position, end).
-_TABLES = np.array([[3, 1], [4, 2]])
-_LENGTHS = (8, 5)
-_STEPS = (((0, 0, 5), (1, 0, 2)), ((0, 5, 6), (1, 2, 5)), ((0, 6, 8),))
+# Two sequences of 9 and 6 tokens with shuffled blocks, in three steps that mix a first chunk, a later one and single
+# tokens, and one that only decodes: (sequence, first position, end).
+_TABLES = np.array([[3, 1, 5], [4, 2, 0]])
+_LENGTHS = (9, 6)
+_STEPS = (((0, 0, 5), (1, 0, 2)), ((0, 5, 6), (1, 2, 5)), ((0, 6, 8),), ((0, 8, 9), (1, 5, 6)))
 # Of the largest logit. Half precision rounds differently in other kernels; a wrong attention is off by far more.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 
@@ -55,12 +55,13 @@ class _Recorder:
 
 
 @torch.inference_mode()
-def examine(model: Any, name: str) -> Anatomy:
+def examine(model: Any, name: str, by_decoder: bool) -> Anatomy:
     """Switch the model to our attention and compare it with the model's own.
 
     Args:
         model: With "eager" attention; left with ours.
         name: For the messages.
+        by_decoder: Steps that only decode will be a `Decoder`'s.
 
     Raises:
         ModelError: The model does not use the function in every layer, or gives other logits with it.
@@ -78,7 +79,7 @@ def examine(model: Any, name: str) -> Anatomy:
             raise ModelError(f"{what} does not take its attention from transformers' AttentionInterface")
         anatomy = _record(model, what, sequences[0])
         _check_windows(config, anatomy, what)
-        worst = _compare(model, anatomy, sequences, expected)
+        worst = _compare(model, anatomy, sequences, expected, by_decoder)
     except ModelError:
         raise
     # Models fail in many ways: arguments that they do not pass on, shapes that they assume.
@@ -92,14 +93,22 @@ def examine(model: Any, name: str) -> Anatomy:
     return anatomy
 
 
-def _compare(model: Any, anatomy: Anatomy, sequences: Sequence[Sequence[int]], expected: Sequence[Tensor]) -> float:
+def _compare(
+    model: Any,
+    anatomy: Anatomy,
+    sequences: Sequence[Sequence[int]],
+    expected: Sequence[Tensor],
+    by_decoder: bool,
+) -> float:
     """The largest error of a logit, relative to the largest logit."""
-    pools = allocate_pools(anatomy.layers, 5, _BLOCK_SIZE, model.dtype, model.device)
+    pools = allocate_pools(anatomy.layers, 6, _BLOCK_SIZE, model.dtype, model.device)
     errors = []
     for step in _STEPS:
-        logits, spans = _forward(
-            model, pools, set(anatomy.windows), [Span(s, a, sequences[s][a:b]) for s, a, b in step]
-        )
+        spans = [Span(s, a, sequences[s][a:b]) for s, a, b in step]
+        if by_decoder and step is _STEPS[-1]:
+            logits = _decode(model, pools, spans)
+        else:
+            logits, spans = _forward(model, pools, set(anatomy.windows), spans)
         wanted = torch.cat([expected[span.row][span.start : span.end] for span in spans])
         errors.append((logits - wanted).abs().max() / wanted.abs().max())
     # Of tensors, as Python's max would drop NaN.
@@ -134,7 +143,23 @@ def _check_windows(config: Any, anatomy: Anatomy, what: str) -> None:
 
 def _forward(
     model: Any, pools: Sequence[KVPool], windows: set[int | None], spans: Sequence[Span]
-) -> tuple[Tensor, Sequence[Span]]:
+) -> tuple[Tensor, list[Span]]:
     batch = BatchBuilder(spans, _TABLES, _BLOCK_SIZE, windows)
     ids, positions, paged = batch.build(batch.staging.move(model.device), pools, model.dtype)
     return model(input_ids=ids, position_ids=positions, use_cache=False, paged=paged).logits[0], batch.spans
+
+
+def _decode(model: Any, pools: Sequence[KVPool], spans: Sequence[Span]) -> Tensor:
+    # Needs Triton, which only a GPU is sure to have.
+    from drawlot.engine.decode import DecodeBatch
+
+    def row(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, device=model.device)
+
+    tables, width = row(_TABLES.ravel().tolist()), row([_TABLES.shape[1]])
+    paged = DecodeBatch(pools, tables, width, row([span.end for span in spans]), max(_LENGTHS))
+    ids, positions = row([span.token_ids[0] for span in spans]), row([span.start for span in spans])
+    logits: Tensor = model(
+        input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, paged=paged
+    ).logits[0]
+    return logits

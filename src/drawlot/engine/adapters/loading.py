@@ -52,7 +52,7 @@ def load(args: EngineArgs) -> LoadedModel:
             f"{args.model}: model type {config.model_type!r} keeps recurrent state, which is not supported"
         )
     model.eval().to(device)
-    anatomy = examine(model, args.model)
+    anatomy = examine(model, args.model, by_decoder=device.type == "cuda" and not args.enforce_eager)
     limits = ModelLimits(
         vocab_size=anatomy.vocab_size,
         context_length=_context_length(args.model, text_config),

@@ -1,0 +1,174 @@
+"""Decode steps, in which every choice has one new token: fixed shapes in memory that never moves.
+
+B: rows of a batch, those of choices and padding up to a size of the ladder.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drawlot.engine import paged_attention
+from drawlot.engine.attention import KVPool
+from drawlot.engine.config import EngineConfig
+from drawlot.engine.cuda_graphs import CudaGraphs, Output, batch_sizes
+from drawlot.engine.drawing import DrawnCopy, draw, one_row_each
+from drawlot.engine.request import Choice
+from drawlot.outputs import LogitsRows, SamplerOutput
+from drawlot.sampling import Sampler
+
+# Until the sampler no longer waits for the device, it runs after the graph.
+SAMPLER_IN_GRAPH = False
+# Programs a multiprocessor runs side by side; and how long a part of a context is, at least and at most.
+_PROGRAMS, _SHORTEST_PART, _LONGEST_PART = 4, 64, 2**15
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """What the attention of every layer needs to know of a decode step; see `paged_attention`."""
+
+    pools: Sequence[KVPool]
+    tables: Tensor
+    table_width: Tensor
+    lengths: Tensor
+    max_length: int
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """As `PagedBatch.attend`."""
+        context = *self.pools[layer], self.tables, self.table_width, self.lengths
+        paged_attention.store(key, value, *context)
+        num_parts = self._num_parts(key.shape[1], self.max_length if window is None else min(window, self.max_length))
+        return paged_attention.attend(
+            query, *context, num_parts=num_parts, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
+
+    def _num_parts(self, kv_heads: int, longest: int) -> int:
+        """Enough programs to fill the device, and no part too long for one of them."""
+        on_gpu = self.lengths.is_cuda
+        units = torch.cuda.get_device_properties(self.lengths.device).multi_processor_count if on_gpu else 1
+        parts = max(_PROGRAMS * units // (len(self.lengths) * kv_heads), -(-longest // _LONGEST_PART))
+        return max(1, min(parts, -(-longest // _SHORTEST_PART)))
+
+
+class DecodeInputs:
+    """What a decode step reads: one array that the host fills by one copy, behind the tokens that were drawn last.
+
+    Padding has length 0 and state row -1: attention and sampler skip it.
+    """
+
+    def __init__(self, max_rows: int, max_blocks: int, device: torch.device) -> None:
+        self._max_rows = max_rows
+        fields = 6 * max_rows
+        self._array = torch.zeros(fields + 1 + max_rows * max_blocks, dtype=torch.int64, device=device)
+        on_gpu = device.type == "cuda"
+        # Two, for the copy of one step may be under way while the next is staged.
+        self._staging = cycle([torch.zeros(len(self._array), dtype=torch.int64, pin_memory=on_gpu) for _ in range(2)])
+        self.drawn, self._input_ids, self._sources, self.positions, self.lengths, self.state_rows = self._array[
+            :fields
+        ].view(6, max_rows)
+        self.table_width, self.tables = self._array[fields:].split_with_sizes([1, max_rows * max_blocks])
+        self.state_rows.fill_(-1)
+
+    def input_ids(self, size: int) -> Tensor:
+        """int64 [size]: tokens from the host, or from the step before without a way over the host."""
+        return self._array.index_select(0, self._sources[:size])
+
+    def fill(
+        self, size: int, choices: Sequence[Choice], sources: Sequence[int | None], tables: NDArray[np.int64]
+    ) -> None:
+        """Stage a step and copy it to the device.
+
+        Args:
+            size: Rows of the batch, padding included.
+            choices: In the order of the batch; each has blocks for its new token.
+            sources: Where a choice's last token lies in `drawn`, if the host does not know it yet.
+            tables: Block tables by state row.
+        """
+        count, most = len(choices), self._max_rows
+        staged = next(self._staging)
+        array = staged.numpy()
+        ids, source, positions, lengths, rows = array[most : 6 * most].reshape(5, most)[:, :size]
+        ids[:count] = [choice.token_ids[-1] for choice in choices]
+        source[:] = np.arange(most, most + size)
+        source[:count] = [most + i if place is None else place for i, place in enumerate(sources)]
+        positions[:count] = [choice.num_computed for choice in choices]
+        lengths[:count] = positions[:count] + 1
+        rows[:count] = [choice.row for choice in choices]
+        ids[count:], positions[count:], lengths[count:], rows[count:] = 0, 0, 0, -1
+        width = max(len(choice.blocks) for choice in choices)
+        array[6 * most] = width
+        end = 6 * most + 1 + count * width
+        array[6 * most + 1 : end] = tables[rows[:count], :width].ravel()
+        self._array[most:end].copy_(staged[most:end], non_blocking=True)
+
+
+class Decoder:
+    """Runs decode steps, by CUDA graph if `capture` is set."""
+
+    def __init__(
+        self, model: Any, config: EngineConfig, pools: Sequence[KVPool], sampler: Sampler, *, capture: bool
+    ) -> None:
+        def captured(function: Callable[[int], Output]) -> Callable[[int], Output]:
+            return CudaGraphs(function, self._sizes, config.device) if capture else function
+
+        self._model = model
+        self._config = config
+        self._pools = pools
+        self._sampler = sampler
+        self._sizes = batch_sizes(config.max_num_seqs)
+        self._inputs = DecodeInputs(config.max_num_seqs, -(-config.max_model_len // config.block_size), config.device)
+        self._places: dict[Choice, int] = {}
+        if SAMPLER_IN_GRAPH:
+            self._step = captured(self.step)
+        else:
+            forward = captured(self.forward)
+            self._step = lambda size: self._draw(*forward(size))
+
+    def launch(self, choices: Sequence[Choice], tables: NDArray[np.int64]) -> DrawnCopy:
+        """Draw the next token of each choice; the last one may still be on its way from the step before."""
+        size = next(size for size in self._sizes if size >= len(choices))
+        sources = [self._places[choice] if choice.awaits_token else None for choice in choices]
+        self._places = {choice: place for place, choice in enumerate(choices)}
+        self._inputs.fill(size, choices, sources, tables)
+        self._sampler.apply_staged_writes()
+        return DrawnCopy(choices, self._step(size))
+
+    def step(self, size: int) -> SamplerOutput:
+        """A whole step on what the inputs hold."""
+        return self._draw(*self.forward(size))
+
+    def forward(self, size: int) -> tuple[Tensor, LogitsRows]:
+        """Logits [size, V] and whose they are."""
+        inputs = self._inputs
+        input_ids, lengths = inputs.input_ids(size), inputs.lengths[:size]
+        batch = DecodeBatch(self._pools, inputs.tables, inputs.table_width, lengths, self._config.max_model_len)
+        logits = self._model(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=inputs.positions[:size].unsqueeze(0),
+            use_cache=False,
+            paged=batch,
+        ).logits[0]
+        # The position of the token that is drawn is the number of those before it.
+        return logits, one_row_each(inputs.state_rows[:size], lengths, input_ids)
+
+    def _draw(self, logits: Tensor, rows: LogitsRows) -> SamplerOutput:
+        out = draw(self._sampler, logits, rows)
+        # A bad row has no token, and whatever follows it is thrown away.
+        self._inputs.drawn[: len(logits)].copy_(out.token_ids.clamp(min=0))
+        return out

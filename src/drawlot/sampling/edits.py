@@ -110,9 +110,11 @@ class EditStates:
 
     def _seen(self, rows: LogitsRows, which: list[int]) -> TokensSeen:
         """What precedes some rows; the drafts before row i of a step are the input ids of its rows 1 .. i."""
-        index = torch.tensor(which, dtype=torch.int64, device=self.device)
+        index = torch.from_numpy(np.array(which)).to(self.device)
         local = rows.local_positions[index]
         most = int(local.max())
+        if most == 0:
+            return self._history.before(rows.expanded_idx_mapping[index], local.new_empty((len(which), 0)), local)
         offsets = torch.arange(most, device=self.device)
         at = (index - local + 1).unsqueeze(1) + offsets
         drafts = rows.input_ids[at.clamp(max=len(rows.input_ids) - 1)]
@@ -131,11 +133,14 @@ class EditStates:
         valid = columns < length[:, None]
         in_output = (columns >= prompt_length[:, None])[valid]
         line = np.arange(len(which)).repeat(length)
-        distinct, entry_of = np.unique(line * self.vocab_size + tokens[valid], return_inverse=True)
-        if not len(distinct):
+        # A token's occurrences follow each other; the lowest bit says which of them are output.
+        occurrences = np.sort((line * self.vocab_size + tokens[valid]) * 2 + in_output)
+        if not len(occurrences):
             return None
-        count = np.bincount(entry_of, in_output, len(distinct)).astype(np.float32)
-        line, ids = np.divmod(distinct, self.vocab_size)
+        token = occurrences >> 1
+        first = np.flatnonzero(np.concatenate(([True], token[1:] != token[:-1])))
+        count = np.add.reduceat(occurrences & 1, first).astype(np.float32)
+        line, ids = np.divmod(token[first], self.vocab_size)
         repetition, frequency, presence = np.array(factors, np.float32)[line].T
         entries = (
             np.array(which)[line],
@@ -166,8 +171,8 @@ class _Entries:
         if not self._ids:
             return None
         ids = torch.cat(self._ids)
-        counts = torch.tensor([len(part) for part in self._ids], device=ids.device)
-        return torch.tensor(self._rows, device=ids.device).repeat_interleave(counts), ids
+        rows = np.repeat(self._rows, [len(part) for part in self._ids])
+        return torch.from_numpy(rows).to(ids.device), ids
 
 
 def _completes(word: Tensor, seen: TokensSeen, e: int) -> Tensor:

@@ -44,24 +44,31 @@ def row_values(masked: Tensor, edits: Edits, which: IntArray) -> Tensor:
     # Row by row: indexing takes longer.
     for own_row, row in zip(values, which.tolist()):
         own_row.copy_(masked[row])
-    flat = values.flatten(1)
-    own_rows = torch.from_numpy(which).to(masked.device)
+    flat = values.view(-1)
+    width = values.shape[1] * TILE
 
-    def own(rows: Tensor) -> Tensor:
-        return torch.searchsorted(own_rows, rows)
+    def at(rows: Tensor, ids: Tensor) -> Tensor:
+        """Places in `flat`."""
+        own_rows = np.searchsorted(which, on_host(rows))
+        return torch.from_numpy(own_rows * width + on_host(ids)).to(flat.device)
 
     if edits.allowed is not None:
-        rows, ids = own(edits.allowed[0]), edits.allowed[1]
-        kept = flat[rows, ids]
-        flat[rows] = -torch.inf
-        flat[rows, ids] = kept
+        places = at(*edits.allowed)
+        kept = flat[places]
+        values[torch.unique(places // width)] = -torch.inf
+        flat[places] = kept
     if edits.masked is not None:
-        flat[own(edits.masked[0]), edits.masked[1]] = -torch.inf
+        flat[at(*edits.masked)] = -torch.inf
+    # A few hundred floats are changed on the host, where an operation costs a quarter of the time.
     if edits.bias is not None:
-        flat[own(edits.bias.rows), edits.bias.ids] += edits.bias.values
+        places = at(edits.bias.rows, edits.bias.ids)
+        x = on_host(flat[places]) + on_host(edits.bias.values)
+        flat[places] = torch.from_numpy(x).to(flat.device)
     if edits.penalties is not None:
-        rows, ids = own(edits.penalties.rows), edits.penalties.ids
-        x = flat[rows, ids]
-        x = torch.where(x > 0, x / edits.penalties.repetition, x * edits.penalties.repetition)
-        flat[rows, ids] = x - edits.penalties.subtract - edits.penalties.subtract_once
+        places = at(edits.penalties.rows, edits.penalties.ids)
+        x, repetition = on_host(flat[places]), on_host(edits.penalties.repetition)
+        x = np.where(x > 0, x / repetition, x * repetition)
+        x -= on_host(edits.penalties.subtract)
+        x -= on_host(edits.penalties.subtract_once)
+        flat[places] = torch.from_numpy(x).to(flat.device)
     return values

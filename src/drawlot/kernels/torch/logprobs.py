@@ -131,7 +131,7 @@ def _columns(
 
     rows = np.arange(n)[:, None].repeat(wanted.columns, 1).reshape(-1)
     tile_ids, lanes = np.divmod(np.maximum(ids, 0).reshape(-1), TILE)
-    x = on_host(tiles.at(rows, tile_ids))[np.arange(len(rows)), lanes].reshape(ids.shape)
+    x = tiles.at(rows, tile_ids)[np.arange(len(rows)), lanes].reshape(ids.shape)
     kept = (x > cut.value[:, None]) | ((x == cut.value[:, None]) & (ids <= cut.id[:, None]))
     kept &= (x > -np.inf) & (ids >= 0)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -174,8 +174,8 @@ def _ranks(tiles: Tiles, maxima: NDArray[np.float32], x: NDArray[np.float32], to
         row, token = on_host(tiles.row(i)).reshape(-1), tokens[i]
         counts[i] = np.count_nonzero(row[:token] >= x[i]) + np.count_nonzero(row[token:] > x[i])
     # Rows in which few tiles can hold an earlier token: those tiles of all of them at once.
-    rows, tile_ids, read = tiles_at_least(tiles, maxima, np.where(wide, np.float32(np.inf), x))
-    values, own = on_host(read), x[rows, None]
+    rows, tile_ids, values = tiles_at_least(tiles, maxima, np.where(wide, np.float32(np.inf), x))
+    own = x[rows, None]
     ids = tile_ids[:, None] * TILE + np.arange(TILE)
     earlier = (values > own) | ((values == own) & (ids < tokens[rows, None]))
     # At most 128 fit in a byte, and torch sums bytes as bytes fifty times faster than booleans.

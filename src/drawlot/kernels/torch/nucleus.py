@@ -52,19 +52,18 @@ def nucleus(
         return None
     ids = np.flatnonzero(reach)
     listed = values[ids]
-    ranked = np.sort(listed)[::-1]
-    last = int(np.searchsorted(_mass(ranked, row_max, temperature).cumsum(), target))
+    mass = _mass(listed, row_max, temperature)
+    order = np.argsort(listed)[::-1]
+    last = int(np.searchsorted(mass[order].cumsum(), target))
     # A row of which the whole list is kept may be kept whole.
     if last >= len(ids) - 1:
         return None
-    cut = ranked[last]
+    cut = listed[order[last]]
     # Equal values were in no order: the lower ids of them are kept.
-    cut_id = ids[np.flatnonzero(listed == cut)[last - np.searchsorted(-ranked, -cut)]]
+    cut_id = ids[listed == cut][last - np.count_nonzero(listed > cut)]
     kept = (listed > cut) | ((listed == cut) & (ids <= cut_id))
-    masses: NDArray[np.float64] = np.bincount(
-        ids[kept] // TILE, _mass(listed[kept], row_max, temperature), len(maxima)
-    ).astype(np.float64, copy=False)
-    return Nucleus(float(cut), int(cut_id), masses)
+    kept_mass: NDArray[np.float64] = np.bincount(ids[kept] // TILE, mass[kept], len(maxima)).astype(np.float64)
+    return Nucleus(float(cut), int(cut_id), kept_mass)
 
 
 def cut_among_many(

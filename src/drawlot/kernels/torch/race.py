@@ -44,7 +44,9 @@ class NoiseKeys:
         """
         n = len(self._columns[0])
         tiles = ids // TILE
-        first = np.flatnonzero((np.diff(tiles, prepend=-1) != 0) | (np.diff(rows, prepend=-1) != 0))
+        begins = np.ones(len(ids), np.bool_)
+        begins[1:] = (tiles[1:] != tiles[:-1]) | (rows[1:] != rows[:-1])
+        first = np.flatnonzero(begins)
         tile_rows, mass = rows[first], np.add.reduceat(np.exp(z), first)
         # One call for the noise of both races: a call costs more than the noise of tokens whose tile will lose.
         of = np.concatenate((tile_rows, rows))

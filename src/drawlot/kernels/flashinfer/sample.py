@@ -53,7 +53,7 @@ def sample_rows(
 def _draw(rows: Tensor, params: RowParams) -> Tensor:
     """int64 [N], of rows [N, V] before top_k and top_p; anything for a bad row."""
     vocab_size = rows.shape[1]
-    top_k = torch.where(params.top_k > 0, params.top_k.clamp(max=vocab_size), vocab_size).to(torch.int32)
+    top_k = torch.where(params.top_k > 0, params.top_k, vocab_size).to(torch.int32)
     # It keeps tokens with less than p before them: the first one if p is above 0.
     top_p = params.top_p.clamp(min=_SMALLEST_TOP_P).to(torch.float32)
     # In this order top_p counts the mass that top_k leaves, as docs/semantics.md has it.

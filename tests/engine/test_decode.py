@@ -8,6 +8,7 @@ import torch
 import torch_paged_attention
 from running import check_idle, greedy, preempt, prompts, run, tokens
 from test_batching import MIXED, SAMPLED
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from drawlot.engine import decode
 from drawlot.engine.args import EngineArgs
@@ -237,6 +238,32 @@ def test_what_cannot_be_captured_is_refused(make_engine, monkeypatch):
         ModelError, match=r"'llama' cannot decode by CUDA graph \(enforce_eager does without\): operation"
     ):
         make_engine()._runner._decoder()
+
+
+class Waits(TorchDispatchMode):
+    """Fails where the host would wait for a GPU, or a shape depend on its data: what a graph cannot hold."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = function.overloadpacket.__name__
+        refused = name in ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique")
+        if name == "index":
+            refused = any(i is not None and i.dtype == torch.bool for i in args[1])
+        assert not refused, name
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma3", "gemma2", "gpt2", "gpt_oss", "deepseek_v3"])
+def test_forward_waits_for_nothing(make_decoding, name, monkeypatch):
+    decoder = make_decoding(name)._runner.decoder
+    monkeypatch.setattr(torch_paged_attention, "store", lambda *_: None)
+    monkeypatch.setattr(
+        torch_paged_attention, "attend", lambda q, _, values, *rest, **kw: q.transpose(1, 2)[..., : values.shape[3]]
+    )
+    with torch.inference_mode(), Waits():
+        decoder.forward(4)
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), Waits():
+        torch.ones(2).max().item()
 
 
 def test_sizes_of_graphs():

@@ -67,27 +67,27 @@ class DecodeBatch:
 
 
 class DecodeInputs:
-    """What a decode step reads: one array that the host fills by one copy, behind the tokens that were drawn last.
+    """What a decode step reads: an array that the host fills by one copy, behind the tokens that were drawn last.
 
     Padding has length 0 and state row -1: attention and sampler skip it.
     """
 
     def __init__(self, max_rows: int, max_blocks: int, device: torch.device) -> None:
         self._max_rows = max_rows
-        fields = 6 * max_rows
-        self._array = torch.zeros(fields + 1 + max_rows * max_blocks, dtype=torch.int64, device=device)
+        fields, tables = 6 * max_rows, max_rows * max_blocks
+        self._array = torch.zeros(fields + 1 + tables, dtype=torch.int64, device=device)
         on_gpu = device.type == "cuda"
         # Two, for the copy of one step may be under way while the next is staged.
         self._staging = cycle([torch.zeros(len(self._array), dtype=torch.int64, pin_memory=on_gpu) for _ in range(2)])
-        self.drawn, self._input_ids, self._sources, self.positions, self.lengths, self.state_rows = self._array[
-            :fields
-        ].view(6, max_rows)
-        self.table_width, self.tables = self._array[fields:].split_with_sizes([1, max_rows * max_blocks])
+        columns = self._array[:fields].view(6, max_rows)
+        self.drawn, _, self._sources, self.positions, self.lengths, self.state_rows = columns
+        self.table_width, self.tables = self._array[fields:].split_with_sizes([1, tables])
+        self.input_ids = torch.zeros_like(self.drawn)
         self.state_rows.fill_(-1)
 
-    def input_ids(self, size: int) -> Tensor:
-        """int64 [size]: tokens from the host, or from the step before without a way over the host."""
-        return self._array.index_select(0, self._sources[:size])
+    def take_input_ids(self, size: int) -> Tensor:
+        """int64 [size]: the tokens that the host has sent, or those drawn last, which it may not know yet."""
+        return torch.index_select(self._array, 0, self._sources[:size], out=self.input_ids[:size])
 
     def fill(
         self, size: int, choices: Sequence[Choice], sources: Sequence[int | None], tables: NDArray[np.int64]
@@ -133,6 +133,9 @@ class Decoder:
         self._sampler = sampler
         self._sizes = batch_sizes(config.max_num_seqs)
         self._inputs = DecodeInputs(config.max_num_seqs, -(-config.max_model_len // config.block_size), config.device)
+        # The position of a token that is drawn is the number of those before it.
+        rows = self._inputs.state_rows, self._inputs.lengths, self._inputs.input_ids
+        self._rows = {size: one_row_each(*(column[:size] for column in rows)) for size in self._sizes}
         self._places: dict[Choice, int] = {}
         if SAMPLER_IN_GRAPH:
             self._step = captured(self.step)
@@ -156,16 +159,15 @@ class Decoder:
     def forward(self, size: int) -> tuple[Tensor, LogitsRows]:
         """Logits [size, V] and whose they are."""
         inputs = self._inputs
-        input_ids, lengths = inputs.input_ids(size), inputs.lengths[:size]
+        lengths = inputs.lengths[:size]
         batch = DecodeBatch(self._pools, inputs.tables, inputs.table_width, lengths, self._config.max_model_len)
         logits = self._model(
-            input_ids=input_ids.unsqueeze(0),
+            input_ids=inputs.take_input_ids(size).unsqueeze(0),
             position_ids=inputs.positions[:size].unsqueeze(0),
             use_cache=False,
             paged=batch,
         ).logits[0]
-        # The position of the token that is drawn is the number of those before it.
-        return logits, one_row_each(inputs.state_rows[:size], lengths, input_ids)
+        return logits, self._rows[size]
 
     def _draw(self, logits: Tensor, rows: LogitsRows) -> SamplerOutput:
         out = draw(self._sampler, logits, rows)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -34,12 +34,19 @@ class CudaGraphs(Generic[Output]):
         """
         begin, memory = time.perf_counter(), torch.cuda.memory_reserved(device)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Output]] = {}
-        pool = torch.cuda.graph_pool_handle()
-        # The largest first: the others find its memory in the pool.
-        for size in tqdm(sorted(sizes, reverse=True), "capturing CUDA graphs", disable=None, leave=False):
-            with torch.cuda.device(device):
-                self._graphs[size] = _capture(function, size, pool)
-        torch.cuda.synchronize(device)
+        with torch.cuda.device(device):
+            pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            # The largest first: the others find its memory in the pool.
+            for size in tqdm(sorted(sizes, reverse=True), "capturing CUDA graphs", disable=None, leave=False):
+                # What a capture cannot: compile kernels, let libraries allocate.
+                with torch.cuda.stream(stream):
+                    function(size)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool, stream=stream):
+                    output = function(size)
+                self._graphs[size] = graph, output
+            torch.cuda.synchronize()
         seconds, memory = time.perf_counter() - begin, torch.cuda.memory_reserved(device) - memory
         logger.info("captured %d CUDA graphs in %.1f s, %.2f GiB", len(self._graphs), seconds, memory / 2**30)
 
@@ -48,16 +55,3 @@ class CudaGraphs(Generic[Output]):
         graph, output = self._graphs[size]
         graph.replay()
         return output
-
-
-def _capture(function: Callable[[int], Output], size: int, pool: Any) -> tuple[torch.cuda.CUDAGraph, Output]:
-    graph, present = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(present)
-    # What a capture cannot: compile kernels, let libraries allocate.
-    with torch.cuda.stream(stream):
-        function(size)
-    present.wait_stream(stream)
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
-        output = function(size)
-    return graph, output

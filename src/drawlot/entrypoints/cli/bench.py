@@ -1,12 +1,14 @@
 """`drawlot bench`: speed on this machine."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from drawlot.entrypoints.cli.console import AsJson, loading, write_json
+from drawlot.entrypoints.cli.console import AsJson, UsageError, loading, opened, write_json
 from drawlot.entrypoints.cli.options import with_options
+from drawlot.errors import BackendError
 
 bench_app = typer.Typer(rich_markup_mode=None)
 
@@ -45,6 +47,110 @@ def engine(
         write_json(measured, sys.stdout)
     else:
         _show(measured)
+
+
+@bench_app.command()
+@with_options()
+def sampler(
+    *,
+    rows: Annotated[str, typer.Option("--rows", metavar="N,N,...", help="Rows drawn in one step.")] = "1,8,64",
+    vocab: Annotated[
+        str | None, typer.Option("--vocab", metavar="N,N,...", help="Sizes of the vocabulary; 128256 if not set.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="NAME,...", help="float32 (if not set), bfloat16, float16."),
+    ] = None,
+    mix: Annotated[
+        str,
+        typer.Option(
+            "--mix",
+            metavar="NAME,...",
+            help="Parameters of the rows: k50p90, no-filter, greedy, top-p, min-p, flat, mixed, top20, "
+            "top20-no-filter, ids128, no-logprobs.",
+        ),
+    ] = "k50p90",
+    distribution: Annotated[
+        str | None,
+        typer.Option(
+            "--distribution",
+            metavar="NAME,...",
+            help="Logits of the rows: normal1, normal3 (if not set), peaked, constant, sorted.",
+        ),
+    ] = None,
+    logits: Annotated[
+        Path | None,
+        typer.Option("--logits", metavar="FILE", help="Rows recorded from a model, [rows, vocab]: .npy, .safetensors."),
+    ] = None,
+    providers: Annotated[
+        str | None,
+        typer.Option(
+            "--providers",
+            metavar="NAME,...",
+            help="drawlot-triton, drawlot-torch, flashinfer-cake, flashinfer, multipass, torch; all that can run "
+            "if not set.",
+        ),
+    ] = None,
+    graph: Annotated[
+        bool | None,
+        typer.Option("--graph/--eager", help="Replay CUDA graphs, or call step by step; graphs on a GPU if not set."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE.json", help="Also write the JSON there, and a plot to FILE.svg."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time raw logits to tokens, drawlot and others.
+
+    Every combination of rows, vocab, dtype, mix and distribution is a case. Providers are timed only after they have
+    drawn the right tokens, in turn, against a kernel that only reads the same bytes.
+    """
+    if logits is not None and any(given is not None for given in (vocab, dtype, distribution)):
+        raise UsageError("--logits brings its own --vocab, --dtype and --distribution")
+    if output is not None and output.suffix != ".json":
+        raise UsageError(f"--output must end in .json; got {output}")
+    with loading():
+        from drawlot.entrypoints.sampler_benchmark import benchmark, grid, read_logits, recorded_grid, svg
+        from drawlot.entrypoints.sampler_benchmark.report import show
+
+    mixes = mix.split(",")
+    recorded = None if logits is None else read_logits(logits)
+    if recorded is None:
+        cases = grid(
+            _numbers("--rows", rows),
+            _numbers("--vocab", vocab or "128256"),
+            (dtype or "float32").split(","),
+            mixes,
+            (distribution or "normal3").split(","),
+        )
+    else:
+        cases = recorded_grid(recorded, _numbers("--rows", rows), mixes)
+    chosen = None if providers is None else providers.split(",")
+    record = benchmark(cases, chosen, graph=graph, recorded=recorded, progress=_progress)
+    if output is not None:
+        with opened(output) as file:
+            write_json(record, file)
+        output.with_suffix(".svg").write_text(svg(record), encoding="utf-8")
+    if as_json:
+        write_json(record, sys.stdout)
+    else:
+        show(record, sys.stdout)
+    failed = sorted({name for result in record["results"] for name in result["failed"]})
+    if failed:
+        raise BackendError(f"failed, and not timed: {', '.join(failed)}")
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} must be numbers separated by commas; got {text!r}") from None
+
+
+def _progress(line: str) -> None:
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr)
 
 
 def _show(measured: dict[str, Any]) -> None:

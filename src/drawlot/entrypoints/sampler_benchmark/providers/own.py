@@ -1,0 +1,43 @@
+"""drawlot itself, through the `Sampler` that an engine uses."""
+
+from collections.abc import Callable
+from importlib import import_module
+
+from torch import Tensor
+
+from drawlot.entrypoints.sampler_benchmark.providers.interface import Call, Drawn
+from drawlot.entrypoints.sampler_benchmark.workload import Workload
+from drawlot.kernels.registry import why_not
+
+
+class Drawlot:
+    """One of drawlot's backends."""
+
+    same_tokens = True
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.name = f"drawlot-{backend}"
+
+    def why_not(self, work: Workload) -> str | None:
+        """The registry knows."""
+        return why_not(self.backend, work.device)
+
+    def call(self, work: Workload) -> Call:
+        """One step of a sampler that has the requests."""
+        sampler, rows = work.sampler(self.backend), work.rows
+
+        def call(logits: Tensor) -> Drawn:
+            out = sampler(logits, rows)
+            return Drawn(out.token_ids, out.logprobs)
+
+        return call
+
+    def rows_per_path(self, work: Workload, step: Callable[[], object]) -> dict[str, int] | None:
+        """What `counters()` of the backend, running totals by path, grew by."""
+        counters = getattr(import_module(f"drawlot.kernels.{self.backend}"), "counters", None)
+        if counters is None:
+            return None
+        before = counters()
+        step()
+        return {path: total - before.get(path, 0) for path, total in counters().items()}

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from drawlot.kernels.inputs import TILE
 from drawlot.kernels.torch import filters
@@ -18,52 +17,50 @@ from drawlot.rng import Stream
 
 
 class Rows(NamedTuple):
-    """Good rows, with what the scan left behind."""
+    """Good rows, with what the scan left behind; all but their values on the host."""
 
     values: Tiles
-    maxima: Tensor
-    """float32 [N, T], of the tiles"""
-    row_max: Tensor
-    """float32 [N]"""
-    scale: Tensor
-    """float32 [N], 1 / temperature"""
+    maxima: NDArray[np.float32]
+    """[N, T], of the tiles"""
+    row_max: NDArray[np.float32]
+    """[N]"""
+    scale: NDArray[np.float32]
+    """[N], 1 / temperature"""
     temperature: NDArray[np.float64]
     """[N], positive; greedy rows do not use theirs"""
     filters: Filters
     keys: NoiseKeys
     wide: bool
     want_ranks: bool
-    sums: Tensor | None
-    """[N, T], of all tokens of the tiles at `scale`, NaN for rows that need none; None if no row does"""
+    masses: TileMasses | None
+    """Of all tokens of the tiles, NaN for rows that need none; None if no row does"""
 
     def pick(self, index: IntArray) -> "Rows":
         """Some of the rows."""
         if len(index) == len(self.temperature):
             return self
-        at = torch.from_numpy(index).to(self.maxima.device)
         return Rows(
             self.values.pick(index),
-            self.maxima[at],
-            self.row_max[at],
-            self.scale[at],
+            self.maxima[index],
+            self.row_max[index],
+            self.scale[index],
             self.temperature[index],
             self.filters.pick(index),
             self.keys.pick(index),
             self.wide,
             self.want_ranks,
-            None if self.sums is None else self.sums[at],
+            self.masses and self.masses.pick(index),
         )
 
-    def masses(self, cut: Cut | None = None) -> TileMasses:
-        """The masses of their tiles: from the sums, or of the tokens that a cut keeps."""
-        if cut is None:
-            assert self.sums is not None
-            return TileMasses.of(self.sums, self.maxima, self.row_max, self.scale)
-        return tile_masses(self.values, self.maxima, self.row_max, self.scale, cut, wide=self.wide)
+    def kept_masses(self, cut: Cut) -> TileMasses:
+        """The masses of the tokens that a cut keeps."""
+        device = self.values.original.device
+        maxima, row_max, scale = (torch.from_numpy(x).to(device) for x in (self.maxima, self.row_max, self.scale))
+        return tile_masses(self.values, maxima, row_max, scale, cut, wide=self.wide)
 
     def tile_mass(self) -> NDArray[np.float64]:
-        """[N, T]: the tiles' sums of exp(z), where there are sums; else NaN."""
-        return np.full(self.maxima.shape, np.nan) if self.sums is None else self.masses().of_tiles()
+        """[N, T]: the tiles' sums of exp(z), NaN for rows that need none."""
+        return np.full(self.maxima.shape, np.nan) if self.masses is None else self.masses.of_tiles()
 
     def tiles_at(self, tile_ids: IntArray) -> NDArray[np.float32]:
         """[N, 128]: one tile of each row, on the host."""
@@ -109,8 +106,8 @@ def draw(rows: Rows, greedy: NDArray[np.bool_]) -> Drawn:
 
 def _first_tokens(rows: Rows) -> Drawn:
     """Greedy rows: the first token of the order."""
-    row_max = on_host(rows.row_max)
-    tile = np.argmax(on_host(rows.maxima) == row_max[:, None], 1)
+    row_max = rows.row_max
+    tile = np.argmax(rows.maxima == row_max[:, None], 1)
     tokens = tile * TILE + np.argmax(rows.tiles_at(tile) == row_max[:, None], 1)
     return Drawn(tokens, np.ones(len(tokens)), Cut(row_max, tokens), np.ones(len(tokens), np.int64))
 
@@ -119,7 +116,7 @@ def _from_lists(rows: Rows, tile_mass: NDArray[np.float64]) -> tuple[IntArray, D
     """Rows that are cut within the list of their best tokens: which of the rows, and their draws."""
     n = len(tile_mass)
     listed = filters.kept_of_best_tokens(
-        rows.values, rows.maxima, on_host(rows.row_max), rows.temperature, tile_mass, rows.filters
+        rows.values, rows.maxima, rows.row_max, rows.temperature, tile_mass, rows.filters
     )
     exact = listed.exact
     # A filter that keeps everything changes nothing, to the bit: such rows race the very masses of unfiltered ones.
@@ -150,29 +147,29 @@ def _from_whole_rows(rows: Rows, tile_mass: NDArray[np.float64]) -> Drawn:
     """Rows without filters, and rows whose cut may lie anywhere."""
     n = len(tile_mass)
     cut, mass = Cut.nowhere(n), tile_mass.sum(1)
-    log_mass = np.empty(rows.maxima.shape) if rows.sums is None else rows.masses().log()
-    maxima, row_max, top_p_alone = on_host(rows.maxima), on_host(rows.row_max), rows.filters.top_p_alone
+    log_mass = np.empty(rows.maxima.shape) if rows.masses is None else rows.masses.log()
+    top_p_alone = rows.filters.top_p_alone
     summed_again = []
     for i in np.flatnonzero(rows.filters.some_on).tolist():
         values, temperature = rows.values.row(i).view(-1), float(rows.temperature[i])
         if top_p_alone[i]:
-            kept = nucleus(on_host(values), maxima[i], tile_mass[i], temperature, rows.filters.top_p[i])
+            kept = nucleus(on_host(values), rows.maxima[i], tile_mass[i], temperature, rows.filters.top_p[i])
             if kept is not None:
                 cut.value[i], cut.id[i] = kept.value, kept.id
                 log_mass[i], mass[i] = np.log(kept.tile_mass), kept.tile_mass.sum()
                 continue
-        exact = filters.exact_cut(values, float(row_max[i]), temperature, rows.filters, i, mass[i])
+        exact = filters.exact_cut(values, float(rows.row_max[i]), temperature, rows.filters, i, mass[i])
         cut.value[i], cut.id[i] = exact
         summed_again.append(i)
     if summed_again:
         index = np.array(summed_again)
-        masses = rows.pick(index).masses(cut.pick(index))
+        masses = rows.pick(index).kept_masses(cut.pick(index))
         log_mass[index], mass[index] = masses.log(), masses.totals()
     tile = rows.keys.race_run(np.zeros(n, np.int64), log_mass, Stream.TARGET_TILE)
     x = rows.tiles_at(tile)
     value, last = cut.value[:, None], (cut.id - tile * TILE)[:, None]
     kept = ((x > value) | ((x == value) & (np.arange(TILE) <= last))) & (x > -np.inf)
     x = np.where(kept, x, np.float64(-np.inf))[:, : np.flatnonzero(kept.any(0))[-1] + 1]
-    z = (x - on_host(rows.row_max)[:, None]) / rows.temperature[:, None]
+    z = (x - rows.row_max[:, None]) / rows.temperature[:, None]
     tokens = rows.keys.race_run(tile * TILE, z, Stream.TARGET_TOKEN)
     return Drawn(tokens, mass, cut, np.zeros(n, np.int64))

@@ -70,7 +70,7 @@ def listable(filters: Filters) -> NDArray[np.bool_]:
 
 def kept_of_best_tokens(
     tiles: Tiles,
-    maxima: Tensor,
+    maxima: NDArray[np.float32],
     row_max: NDArray[np.float32],
     temperature: NDArray[np.float64],
     tile_mass: NDArray[np.float64],
@@ -82,7 +82,7 @@ def kept_of_best_tokens(
     is exact if what its other filters keep lies above its line.
 
     Args:
-        tiles: Of N rows; maxima: float32 [N, T], theirs. The rest is on the host.
+        tiles: Of N rows; maxima: [N, T], theirs. All the rest is on the host.
         row_max and temperature: [N].
         tile_mass: [N, T], the tiles' sums of exp(z) where top_p alone cuts the row, else NaN.
         filters: Of these rows, `listable`.
@@ -91,13 +91,12 @@ def kept_of_best_tokens(
     has_k = filters.top_k > 0
     without_k = _WHOLE_UP_TO if maxima.shape[1] * TILE <= _WHOLE_UP_TO else _LISTED_WITHOUT_K
     line = line_of(tiles, maxima, np.where(has_k, filters.top_k, without_k))
-    tile_maxima = on_host(maxima)
     row_mass = tile_mass.sum(1)
     if filters.top_p_alone.any():
         # Where even all tokens of the tiles that reach the line are not enough, the best token alone is listed.
-        reached = np.where(tile_maxima >= line[:, None], tile_mass, 0).sum(1)
+        reached = np.where(maxima >= line[:, None], tile_mass, 0).sum(1)
         line = np.where(reached < filters.top_p * row_mass, row_max, line)
-    tokens = tokens_at_least(tiles, tile_maxima, line)
+    tokens = tokens_at_least(tiles, maxima, line)
     rows = tokens.rows
     order = in_order(tokens)
     starts = np.searchsorted(rows, np.arange(n + 1))

@@ -153,7 +153,7 @@ def _columns(
 def _top_tokens(tiles: Tiles, maxima: Tensor, cut: Cut, num_top: IntArray, columns: int) -> IntArray:
     """[N, columns]: the first num_top [N] tokens of the order, -1 past the last one that is kept."""
     n = len(maxima)
-    line = line_of(tiles, maxima, num_top.clip(min=1))
+    line = line_of(tiles, on_host(maxima), num_top.clip(min=1))
     line = np.where(num_top > 0, np.maximum(line, cut.value), np.float32(np.inf))
     rows, ids, values = tokens = tokens_at_least(tiles, on_host(maxima), line)
     order = in_order(tokens)

@@ -11,7 +11,7 @@ from drawlot.kernels.torch.edits import as_tiles, edited_rows, grammar_masked, r
 from drawlot.kernels.torch.filters import Filters
 from drawlot.kernels.torch.logprobs import Columns, processed_columns, raw_columns
 from drawlot.kernels.torch.race import NoiseKeys
-from drawlot.kernels.torch.scan import scan, tile_maxima, tile_sums
+from drawlot.kernels.torch.scan import TileMasses, scan, tile_maxima, tile_sums
 from drawlot.kernels.torch.tiles import Tiles, on_host
 from drawlot.outputs import RowStatus
 
@@ -89,15 +89,24 @@ def _sample_chunk(
     good = np.flatnonzero(status == 0)
     if len(good):
         keys = NoiseKeys.of(params, wide=wide)
-        rows = Rows(values, maxima, row_max, scale, temperature, filters, keys, wide, wanted is not None, sums).pick(
-            good
-        )
+        rows = Rows(
+            values,
+            on_host(maxima),
+            on_host(row_max),
+            on_host(scale),
+            temperature,
+            filters,
+            keys,
+            wide,
+            wanted is not None,
+            None if sums is None else TileMasses.of(sums, maxima, row_max, scale),
+        ).pick(good)
         drawn = draw(rows, greedy[good])
         tokens[good] = drawn.tokens
         if wanted is not None and columns is not None:
             if len(good) < n:
                 at = torch.from_numpy(good).to(device)
-                wanted, raw_maxima = wanted.pick(at), raw_maxima[at]
+                wanted, raw_maxima, maxima = wanted.pick(at), raw_maxima[at], maxima[at]
                 raw_sums = None if raw_sums is None else raw_sums[at]
             if wanted.mode.startswith("raw"):
                 rank = drawn.rank if values.edited is None else np.zeros_like(drawn.rank)
@@ -105,7 +114,7 @@ def _sample_chunk(
             else:
                 part = processed_columns(
                     rows.values,
-                    rows.maxima,
+                    maxima,
                     drawn.cut,
                     drawn.mass,
                     np.where(greedy[good], 0, rows.temperature),

@@ -33,6 +33,10 @@ class TileMasses(NamedTuple):
             shift *= scale.unsqueeze(1)
         return cls(on_host(sums), on_host(shift))
 
+    def pick(self, index: IntArray) -> "TileMasses":
+        """Those of some rows."""
+        return TileMasses(self.sums[index], self.shift[index])
+
     def log(self) -> NDArray[np.float64]:
         """[N, T], -inf for a tile without mass."""
         return np.log(self.sums.astype(np.float64)) + self.shift
@@ -104,6 +108,8 @@ def tile_sums(
 ) -> Tensor:
     """The sums that `scan` returns and `tile_masses` wraps; fill_maxima: `maxima` are written, not read."""
     dtype = torch.float64 if wide else torch.float32
+    if summed is not None and summed.all():
+        summed = None
     sums = torch.empty(maxima.shape, dtype=dtype, device=maxima.device)
     temporary: Tensor | None = None
     for rows, values in tiles.chunks(len(maxima)):
@@ -114,7 +120,7 @@ def tile_sums(
         if temporary is None:
             # One for all chunks, the first being the largest: fresh memory costs more than the arithmetic.
             temporary = torch.empty(values.shape, dtype=dtype, device=maxima.device)
-        x = temporary[: len(values)]
+        x = temporary if len(values) == len(temporary) else temporary[: len(values)]
         # An empty tile: -inf - lowest = -inf, exp = 0.
         torch.sub(values, maxima[rows].clamp(min=_LOWEST).unsqueeze(2), out=x)
         if scale is not None:
@@ -162,7 +168,7 @@ def in_order(tokens: Tokens) -> IntArray:
     return np.lexsort((-tokens.values, tokens.rows))
 
 
-def line_of(tiles: Tiles, maxima: Tensor, k: IntArray) -> NDArray[np.float32]:
+def line_of(tiles: Tiles, maxima: NDArray[np.float32], k: IntArray) -> NDArray[np.float32]:
     """A line [N] that at least k [N] tokens of each row reach, if it has so many, and seldom more than twice as many.
 
     It is the k-th largest maximum of a row's tiles, or, where there are not enough of them, of its parts of 64, 32, ..
@@ -172,9 +178,10 @@ def line_of(tiles: Tiles, maxima: Tensor, k: IntArray) -> NDArray[np.float32]:
     lanes = TILE
     while lanes > 1 and maxima.shape[1] * (TILE // lanes) < wanted:
         lanes //= 2
+    best = maxima
     if lanes < TILE:
-        maxima = torch.cat([values.view(len(values), -1, lanes).amax(2) for _, values in tiles.chunks(len(maxima))])
-    best = on_host(maxima)
+        parts = [values.view(len(values), -1, lanes).amax(2) for _, values in tiles.chunks(len(maxima))]
+        best = on_host(torch.cat(parts))
     at = best.shape[1] - k
     # A sort of so few takes no longer than a partition.
     line: NDArray[np.float32] = np.sort(best, 1)[np.arange(len(k)), at.clip(0)]

@@ -407,6 +407,14 @@ def test_conditions_and_draw_never_wait_for_the_device(flashinfer, logits, monke
         samplers[0](logits, unknown)
 
 
+def test_a_captured_graph_is_refused(flashinfer, own, logits, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for params in (K, PLAIN):
+        with pytest.raises(BackendError, match="a CUDA graph would replay"):
+            sample(logits, params, backend="flashinfer")
+    assert (flashinfer.seen, own) == ([], [])
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_bad_rows_are_flagged_and_leave_the_others_unchanged(temperature, flashinfer, logits):
     bad = torch.cat((logits, logits))

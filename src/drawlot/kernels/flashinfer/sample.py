@@ -7,6 +7,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from drawlot.errors import BackendError
 from drawlot.kernels.flashinfer.conditions import why_own
 from drawlot.kernels.flashinfer.edits import edited, tempered
 from drawlot.kernels.flashinfer.logprobs import drawn_logprobs
@@ -33,7 +34,13 @@ def sample_rows(
     wide: bool = False,
     facts: BatchFacts,
 ) -> SampledRows:
-    """Draws one token for each row; see `RowParams`, `Edits`, `LogprobsWanted` and `SampledRows` for shapes."""
+    """Draws one token for each row; see `RowParams`, `Edits`, `LogprobsWanted` and `SampledRows` for shapes.
+
+    Raises:
+        BackendError: A CUDA graph is being captured.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise BackendError("backend 'flashinfer': a CUDA graph would replay one batch's provider and noise")
     reason = why_own(facts, wanted, wide=wide)
     if reason is not None:
         own = own_backend(logits.device)

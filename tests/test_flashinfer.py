@@ -408,7 +408,7 @@ def test_conditions_and_draw_never_wait_for_the_device(flashinfer, logits, monke
 
 
 def test_a_captured_graph_is_refused(flashinfer, own, logits, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(provider, "_captures", lambda on: True)
     for params in (K, PLAIN):
         with pytest.raises(BackendError, match="a CUDA graph would replay"):
             sample(logits, params, backend="flashinfer")

@@ -39,7 +39,7 @@ def sample_rows(
     Raises:
         BackendError: A CUDA graph is being captured.
     """
-    if torch.cuda.is_current_stream_capturing():
+    if _captures(logits.device):
         raise BackendError("backend 'flashinfer': a CUDA graph would replay one batch's provider and noise")
     reason = why_own(facts, wanted, wide=wide)
     if reason is not None:
@@ -55,6 +55,10 @@ def sample_rows(
     del values  # before logprobs take their memory
     tokens = torch.where(status == 0, drawn, -1)
     return SampledRows(tokens, status, wanted and drawn_logprobs(logits, edits.bitmask, tokens, wanted))
+
+
+def _captures(on: torch.device) -> bool:
+    return on.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _draw(rows: Tensor, params: RowParams) -> Tensor:

@@ -119,7 +119,7 @@ def _run(
 
 
 def _shares(provider: Provider, work: Workload, prepared: timing.Round) -> dict[str, float] | None:
-    """The share of the rows of all buffers that took each path."""
+    """The share of a round's rows that took each path."""
     counted = provider.rows_per_path(work, prepared.run)
     if counted is None:
         return None

@@ -1,6 +1,7 @@
 """Repeated bursts of a step over rotating buffers, the providers in turn, so that drift meets them all."""
 
 import gc
+import itertools
 import math
 import time
 import warnings
@@ -18,7 +19,7 @@ BURST_SECONDS = 0.01
 
 @dataclass
 class Round:
-    """One step for each buffer."""
+    """What is repeated in a burst: a graph's steps, one for each buffer, or the next eager step."""
 
     run: Callable[[], object]
     steps: int
@@ -37,11 +38,8 @@ def make_round(call: Call, buffers: Sequence[Tensor], checked: int, graph: bool)
     if graph and reason is None:
         return _captured(call, buffers)
 
-    def run() -> None:
-        for logits in buffers:
-            call(logits)
-
-    return Round(run, len(buffers), "eager", [call(logits) for logits in buffers[:checked]], reason)
+    turn = itertools.cycle(buffers)
+    return Round(lambda: call(next(turn)), 1, "eager", [call(logits) for logits in buffers[:checked]], reason)
 
 
 def _captured(call: Call, buffers: Sequence[Tensor]) -> Round:

@@ -100,11 +100,13 @@ def test_preemption_of_a_choice_whose_token_is_on_its_way(make_decoding, expecte
     check_idle(engine)
 
 
-def test_prefix_cache(make_decoding, expected):
-    engine = make_decoding()
-    for _ in range(3):
-        assert tokens(run(engine, MIXED)) == tokens(expected)
-    assert engine.stats.cached_tokens > 0
+def test_prefix_cache(make_engine, make_decoding, expected):
+    """As many tokens come from it as in the flat path: also of outputs, whose tokens were on their way."""
+    flat, engine = make_engine(), make_decoding()
+    again = [(o.prompt_token_ids + o.outputs[0].token_ids, greedy(2)) for o in expected]
+    for requests in (MIXED, again, MIXED):
+        assert tokens(run(engine, requests)) == tokens(run(flat, requests))
+        assert engine.stats.cached_tokens == flat.stats.cached_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss", "deepseek_v3"])
@@ -205,10 +207,53 @@ def test_embedded_model(torch_attention):
     assert [o.outputs[0].text for o in outputs] == [o.outputs[0].text for o in wanted]
 
 
-def test_padding_touches_nothing(make_decoding):
-    engine = make_decoding()
-    run(engine, [(prompt, greedy(4)) for prompt in prompts(5, 6, 7)])
+def test_padding_touches_nothing(make_engine, make_decoding):
+    """Neither cache nor history of a request, whichever row it has; three of five rows run at the end, as four."""
+    penalised = replace(SAMPLED, presence_penalty=2.0, repetition_penalty=1.5)
+    requests = [
+        (prompt, replace(penalised, seed=i, max_tokens=length))
+        for i, (prompt, length) in enumerate(zip(prompts(5, 6, 7, 3, 8), (3, 5, 14, 14, 14)))
+    ]
+    engine = make_decoding(max_num_seqs=5)
+    assert tokens(run(engine, requests)) == tokens(run(make_engine(), requests))
     assert not any(half[0].any() for pool in engine._runner._pools for half in pool)
+
+
+def test_steps_that_only_score_are_not_decoded(make_engine, make_decoding):
+    outputs = []
+    for make in (make_engine, make_decoding):
+        engine = make(max_num_batched_tokens=1)
+        engine.add_scoring_request("score", [3], [1, 2])
+        outputs += engine.step()
+        outputs += run(engine, [(prompts(3)[0], greedy(0, prompt_logprobs=1))])
+    score, prompt_logprobs, decoding_score, decoding_prompt_logprobs = outputs
+    assert decoding_score.label_logprobs == score.label_logprobs
+    assert decoding_prompt_logprobs.prompt_logprobs == prompt_logprobs.prompt_logprobs
+
+
+def test_no_step_is_launched_in_vain(make_engine, make_decoding):
+    """What ends by its length is known to end; here it also fills the last block of its table."""
+    requests = [(prompt, greedy(50)) for prompt in prompts(15, 9)]
+    flat, engine = make_engine(max_model_len=20), make_decoding(max_model_len=20)
+    assert tokens(run(engine, requests)) == tokens(run(flat, requests))
+    assert engine.stats.computed_tokens == flat.stats.computed_tokens
+
+
+def test_nobody_waits_for_a_free_row(make_decoding):
+    engine = make_decoding()
+    engine.add_request("long", prompts(5)[0], greedy(60))
+    for _ in range(5):
+        engine.step()
+    engine.add_request("new", prompts(6)[0], greedy(4))
+    assert any(output.request_id == "new" for _ in range(2) for output in engine.step())
+
+
+def test_only_a_step_under_way_can_be_followed(make_engine):
+    engine = make_engine()
+    engine.add_request("a", prompts(5)[0], greedy(9))
+    engine.step()
+    assert engine._scheduler.running
+    assert engine._scheduler.run_ahead() == []
 
 
 def test_canary_sees_a_wrong_decoder(model_folder, torch_attention, monkeypatch):

@@ -26,10 +26,8 @@ class Chunk(NamedTuple):
 
     @property
     def only_decodes(self) -> bool:
-        """One token in, one token drawn, and nothing else is wanted."""
-        choice = self.choice
-        draws = self.draws and choice.request.max_tokens > 0
-        return self.num_tokens == 1 and draws and not choice.reads_prompt_logprobs
+        """One token in, one token drawn."""
+        return self.num_tokens == 1 and self.draws and self.choice.request.max_tokens > 0
 
 
 class Schedule(NamedTuple):

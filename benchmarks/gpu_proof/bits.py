@@ -1,0 +1,34 @@
+"""Outputs compared bit for bit."""
+
+import torch
+from torch import Tensor
+
+from drawlot.kernels.inputs import SampledRows
+
+
+def outputs(rows: SampledRows) -> dict[str, Tensor]:
+    """What a draw returned, by name; margins apart."""
+    named = {"tokens": rows.token_ids, "status": rows.status}
+    if rows.logprobs is not None:
+        named |= dict(zip(("ids", "logprobs", "ranks"), rows.logprobs))
+    return named
+
+
+def picked(rows: SampledRows, index: Tensor | slice) -> SampledRows:
+    """Some rows of what was drawn."""
+    logprobs = rows.logprobs and tuple(column[index] for column in rows.logprobs)
+    return SampledRows(rows.token_ids[index], rows.status[index], logprobs)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Shape, dtype and every bit; NaN equals NaN."""
+    same = a.shape == b.shape and a.dtype == b.dtype
+    return same and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def differing(a: SampledRows, b: SampledRows) -> list[str]:
+    """The outputs that are not the same."""
+    mine, other = outputs(a), outputs(b)
+    if mine.keys() != other.keys():
+        return ["which outputs there are"]
+    return [name for name in mine if not same_bits(mine[name], other[name])]

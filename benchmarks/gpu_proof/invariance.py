@@ -1,0 +1,152 @@
+"""A row's outputs depend on no batch size, order, stride, launch mode, device or idle option, to the bit."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_proof import graphs, oracle
+from benchmarks.gpu_proof.bits import differing, picked, same_bits
+from benchmarks.gpu_proof.edits_of_rows import moved
+from benchmarks.gpu_proof.equality import NEAR_TIE
+from benchmarks.gpu_proof.proof import Proof, Setting
+from benchmarks.gpu_proof.random_rows import PLAIN, Batch, Form, random_batch, random_wanted
+from drawlot.kernels.inputs import SampledRows
+from drawlot.kernels.registry import get_backend
+from drawlot.sampling.logprobs import MODES
+
+_EDITS = ("bitmask", "allowed", "masked", "bias", "penalties")
+_FORMS = {
+    "plain": PLAIN,
+    "raw logprobs": PLAIN._replace(mode="raw_logprobs"),
+    "processed logprobs, edits": PLAIN._replace(mode="processed_logprobs", edits=_EDITS),
+    "bfloat16, raw logprobs, edits": Form(torch.bfloat16, "contiguous", _EDITS, "raw_logprobs", False),
+    "float64 noise, raw logprobs": Form(torch.float16, "contiguous", (), "raw_logprobs", True),
+}
+
+
+def prove(setting: Setting, proof: Proof) -> None:
+    """Each comparison is with one call of the whole batch."""
+    sizes = ((129, 64), (300, 64)) if setting.small else ((129, 1024), (4097, 1024), (128_256, 512))
+    for vocab_size, n in sizes:
+        for name, form in _FORMS.items():
+            _rows(setting, proof, f"{name}, V = {vocab_size}", random_batch(setting.generator(n), n, vocab_size, form))
+        _logprobs_or_not(setting, proof, vocab_size, n, ())
+        _logprobs_or_not(setting, proof, vocab_size, n, _EDITS)
+    _idle_filters(setting, proof, *sizes[-1])
+    _devices(setting, proof, sizes if setting.small else ((129, 4096), (4097, 8192), (128_256, 512)))
+    _planted(setting, proof, *sizes[0])
+    graphs.check(setting, proof, *sizes[-1])
+    proof.summary = (
+        "same bits for every batch size, order, stride and dtype, in graphs and eagerly, with logprobs or not"
+    )
+
+
+def _rows(setting: Setting, proof: Proof, name: str, batch: Batch) -> None:
+    """One batch in every disguise."""
+    whole, compared, wrong = setting.draw(batch), 0, set()
+    for disguise, drawn, index in _disguises(setting, batch):
+        compared += len(drawn.token_ids)
+        wrong |= {f"{disguise}: {output}" for output in differing(drawn, picked(whole, index))}
+    proof.check(name, not wrong, rows=len(batch.logits), rows_compared=compared, wrong=sorted(wrong))
+
+
+def _disguises(setting: Setting, batch: Batch) -> Iterator[tuple[str, SampledRows, Tensor | slice]]:
+    """Other ways to draw the same rows: what they are, what was drawn, and which rows these are."""
+    n, vocab_size = batch.logits.shape
+    everything = slice(0, n)
+    for size in (1, 2, 3, 7, 64, 129, 256, 300):
+        # Single rows are many calls: the first and last will do.
+        starts = range(0, n, size) if size >= 64 else [0, size, n // 2, n - size]
+        for start in starts:
+            rows = slice(start, min(n, start + size))
+            yield f"{size} at a time", setting.draw(_some(batch, rows)), rows
+    for seed in range(3):
+        order = torch.randperm(n, generator=setting.generator(seed), device=setting.device)
+        edits, wanted = moved(batch.edits, order), batch.wanted and batch.wanted.pick(order)
+        shuffled = Batch(batch.logits[order], batch.params.pick(order), edits, wanted, batch.wide)
+        yield "another order", setting.draw(shuffled), order
+    for before, after in ((0, 1), (1, 0), (3, 4), (0, 63), (5, 128)):
+        wider = torch.nn.functional.pad(batch.logits, (before, after), value=torch.nan)
+        strided = wider[:, before : before + vocab_size]
+        yield f"stride {wider.shape[1]}, offset {before}", setting.draw(batch._replace(logits=strided)), everything
+    by_column = batch.logits.t().contiguous().t()
+    yield "columns apart", setting.draw(batch._replace(logits=by_column)), everything
+    if batch.logits.dtype != torch.float32:
+        yield "as float32", setting.draw(batch._replace(logits=batch.logits.float())), everything
+    for _ in range(10):
+        yield "again", setting.draw(batch), everything
+
+
+def _some(batch: Batch, rows: slice) -> Batch:
+    edits, wanted = batch.edits.rows(rows.start, rows.stop), batch.wanted and batch.wanted.pick(rows)
+    return Batch(batch.logits[rows], batch.params.pick(rows), edits, wanted, batch.wide)
+
+
+def _logprobs_or_not(setting: Setting, proof: Proof, vocab_size: int, n: int, edits: tuple[str, ...]) -> None:
+    """Tokens are the same whatever logprobs are asked for."""
+    quiet = random_batch(setting.generator(n), n, vocab_size, PLAIN._replace(edits=edits))
+    tokens, wrong = setting.draw(quiet).token_ids, []
+    for mode in MODES:
+        wanted = random_wanted(setting.generator(1), n, vocab_size, mode)
+        if not same_bits(setting.draw(quiet._replace(wanted=wanted)).token_ids, tokens):
+            wrong.append(mode)
+    proof.check(f"logprobs or not, {len(edits)} edits, V = {vocab_size}", not wrong, rows=n, wrong=wrong)
+
+
+def _idle_filters(setting: Setting, proof: Proof, vocab_size: int, n: int) -> None:
+    """A filter that keeps everything changes nothing."""
+    form = PLAIN._replace(mode="processed_logprobs")
+    batch = random_batch(setting.generator(4), n, vocab_size, form)
+    off = batch.params._replace(
+        temperature=batch.params.temperature.clamp(min=1.0),
+        top_k=torch.zeros_like(batch.params.top_k),
+        top_p=torch.ones_like(batch.params.top_p),
+        min_p=torch.zeros_like(batch.params.min_p),
+    )
+    right = setting.draw(batch._replace(params=off))
+    # exp(-690) is above 1e-300; rows that reach lower are not kept whole.
+    finite = batch.logits.float().nan_to_num(nan=0, posinf=0, neginf=0)
+    near = finite.amax(1) - finite.amin(1) < 600
+    for name, idle in {
+        "min_p = 1e-300": off._replace(min_p=torch.full_like(off.min_p, 1e-300)),
+        "top_k = V": off._replace(top_k=torch.full_like(off.top_k, vocab_size)),
+        "both": off._replace(min_p=torch.full_like(off.min_p, 1e-300), top_k=torch.full_like(off.top_k, vocab_size)),
+    }.items():
+        wrong = differing(picked(setting.draw(batch._replace(params=idle)), near), picked(right, near))
+        proof.check(f"idle filter: {name}", not wrong, rows=int(near.sum()), wrong=wrong)
+
+
+def _devices(setting: Setting, proof: Proof, sizes: tuple[tuple[int, int], ...]) -> None:
+    """The torch backend on the CPU draws the same tokens from equal float32 logits, near-ties excused."""
+    on_cpu, rows, excused, wrong = get_backend("torch", torch.device("cpu")), 0, 0, 0
+    for vocab_size, n in sizes:
+        batch = random_batch(setting.generator(5), n, vocab_size, PLAIN._replace(edits=_EDITS))
+        drawn, expected = setting.draw(batch), oracle.sample_rows(batch.logits, batch.params, batch.edits)
+        edits = type(batch.edits)(*(None if part is None else _on_cpu(part) for part in batch.edits))
+        host = on_cpu.sample_rows(batch.logits.cpu(), _on_cpu(batch.params), edits, None)
+        differs = (drawn.token_ids.cpu() != host.token_ids) | (drawn.status.cpu() != host.status)
+        assert expected.margin is not None
+        near = expected.margin.cpu() < NEAR_TIE
+        rows, excused, wrong = rows + n, excused + int((differs & near).sum()), wrong + int((differs & ~near).sum())
+    proof.check("the torch backend on the CPU", wrong == 0 and excused <= 3, rows=rows, near_ties=excused, wrong=wrong)
+
+
+def _on_cpu(part: Tensor | tuple[Tensor, ...]) -> object:
+    if isinstance(part, Tensor):
+        return part.cpu()
+    columns = [column.cpu() for column in part]
+    return type(part)(*columns) if hasattr(part, "_fields") else tuple(columns)
+
+
+def _planted(setting: Setting, proof: Proof, vocab_size: int, n: int) -> None:
+    """Noise keyed by batch row would be seen."""
+
+    def draw(batch: Batch) -> SampledRows:
+        place = torch.arange(len(batch.logits), device=setting.device)
+        return setting.draw(batch._replace(params=batch.params._replace(position=place)))
+
+    batch = random_batch(setting.generator(6), n, vocab_size, PLAIN)
+    half = slice(n // 2, n)
+    seen = differing(draw(_some(batch, half)), picked(draw(batch), half))
+    proof.check("seen: noise keyed by batch row", seen == ["tokens"])

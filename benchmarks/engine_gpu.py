@@ -339,8 +339,8 @@ def floor(engine: Any, work: Work, context: int) -> dict[str, float]:
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     a_token = sum(half[0, 0].numel() * half.element_size() for pool in engine._runner._pools for half in pool)
     total = weights + len(work.prompts) * context * a_token
-    buffer = torch.ones(2**20 if work.device == "cpu" else 2**31, dtype=torch.bfloat16, device=work.device)
-    read = timed([lambda: buffer.view(torch.int32).sum()], work)[0]
+    buffer = torch.ones(2**20 if work.device == "cpu" else 2**30, device=work.device)
+    read = timed([buffer.sum], work)[0]
     per_s = buffer.numel() * buffer.element_size() / read * 1000
     return {
         "weight_bytes": weights,
@@ -351,15 +351,18 @@ def floor(engine: Any, work: Work, context: int) -> dict[str, float]:
 
 
 def kernels(function: Callable[[], object], work: Work, count: int = 5) -> list[dict[str, Any]] | str:
-    """Launches and microseconds of each kernel in one call, the longest first."""
+    """Launches and microseconds of each kernel in one call, the longest first; why not, where they cannot be seen."""
     if work.device == "cpu":
         return "no GPU"
     function()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(count):
-            function()
-        torch.cuda.synchronize()
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(count):
+                function()
+            torch.cuda.synchronize()
+    except RuntimeError as error:
+        return str(error)
     found: dict[str, list[float]] = defaultdict(list)
     for event in profile.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:

@@ -52,11 +52,13 @@ class DecodeBatch:
     ) -> Tensor:
         """As `PagedBatch.attend`."""
         context = *self.pools[layer], self.tables, self.table_width, self.lengths
-        paged_attention.store(key, value, *context)
         num_parts = self._num_parts(key.shape[1], self.max_length if window is None else min(window, self.max_length))
-        return paged_attention.attend(
-            query, *context, num_parts=num_parts, scale=scale, window=window, softcap=softcap, sinks=sinks
-        )
+        # Triton launches on the present device.
+        with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
+            paged_attention.store(key, value, *context)
+            return paged_attention.attend(
+                query, *context, num_parts=num_parts, scale=scale, window=window, softcap=softcap, sinks=sinks
+            )
 
     def _num_parts(self, kv_heads: int, longest: int) -> int:
         """Enough programs to fill the device, and no part too long for one of them."""

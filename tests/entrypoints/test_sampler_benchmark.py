@@ -262,6 +262,48 @@ def test_that_hash_draws_by_the_law():
     assert chi_square(counts, law(values, SamplingParams())).ok
 
 
+@np.errstate(over="ignore")
+def test_the_noise_is_exact_where_it_wins(multipass):
+    from drawlot.entrypoints.sampler_benchmark.providers.multipass_kernels import gumbel_kernel
+
+    rows, blocks, block = 2, 6, 1024
+    x, temperature = torch.zeros(rows, blocks * block), torch.ones(rows)
+    seeds, positions = torch.tensor([5, 2**40 + 7]), torch.tensor([0, 99])
+    best, best_ids = torch.empty(rows, blocks), torch.empty(rows, blocks, dtype=torch.int64)
+    gumbel_kernel[rows, blocks](x, temperature, seeds, positions, best, best_ids, blocks * block, blocks, BLOCK=block)
+    ids = np.arange(blocks * block, dtype=np.uint32)
+    for row in range(rows):
+        noise = gumbel(int(seeds[row]), int(positions[row]), ids).reshape(blocks, block)
+        np.testing.assert_allclose(best[row].numpy(), noise.max(1), rtol=1e-5)
+        assert (best_ids[row].numpy() == noise.argmax(1) + np.arange(blocks) * block).all()
+
+
+def test_the_multi_pass_pipeline_penalises_and_cuts_by_min_p(multipass):
+    from drawlot.entrypoints.sampler_benchmark.providers import multipass_kernels as kernels
+    from drawlot.entrypoints.sampler_benchmark.providers.dense import Penalties
+
+    work = workload.make(Case(8, 700, mix="mixed", distribution="normal1"), CPU)
+    penalties = Penalties.of(work)
+    x = work.buffers[0].clone()
+    kernels.penalties_kernel[8, 2](
+        x,
+        penalties.counts,
+        penalties.in_prompt,
+        penalties.repetition,
+        penalties.frequency,
+        penalties.presence,
+        700,
+        BLOCK=512,
+    )
+    torch.testing.assert_close(x, penalties.dense(work.buffers[0]), rtol=1e-6, atol=1e-6)
+    assert (x != work.buffers[0]).any(1).tolist() == [params.has_penalties for params in work.params]
+    masked, min_p = work.buffers[0].clone(), torch.tensor([0.0, 0.05, 0.3, 1.0] * 2)
+    kernels.min_p_kernel[8,](masked, min_p, 700, BLOCK=256)
+    for row, got, line in zip(work.buffers[0], masked, min_p.tolist()):
+        kept = kept_set(row.numpy(), 1.0, 0, 1.0, line).ids
+        assert set((got > -torch.inf).nonzero().flatten().tolist()) == set(kept.tolist())
+
+
 @pytest.mark.parametrize("mix", ["mixed", "top20", "ids128", "min-p", "greedy"])
 def test_the_multi_pass_pipeline_passes_the_gate(mix, multipass):
     checked = gate(Case(8, 500, "bfloat16" if mix == "top20" else "float32", mix))
@@ -297,6 +339,16 @@ def test_the_mask_is_the_kept_set(k, p, multipass):
         assert kept.margin > 1e-6, "a case on the boundary tests rounding"
         assert set((got > -torch.inf).nonzero().flatten().tolist()) == set(kept.ids.tolist())
         assert torch.equal(got[kept.ids], row[kept.ids])
+
+
+def test_ties_of_a_higher_line_are_not_those_of_a_lower(multipass):
+    from drawlot.entrypoints.sampler_benchmark.providers.multipass_filter import top_k_top_p_kernel
+
+    # k = 6 keeps one of the ones; half of the mass is reached by the third of the twos.
+    row = torch.tensor([[0.0] * 9 + [2.0] * 5 + [1.0] * 10])
+    scratch = torch.empty_like(row)
+    top_k_top_p_kernel[1,](row, scratch, torch.tensor([6], dtype=torch.int32), torch.tensor([0.5]), 24, BLOCK=16)
+    assert (row[0] > -torch.inf).nonzero().flatten().tolist() == [9, 10, 11]
 
 
 def stand_in():

@@ -1,11 +1,15 @@
-"""The vectorised oracle of the GPU proofs is the reference: on random rows it gives the same tokens, status, margins,
-logprobs and ranks.
+"""The oracle of the GPU proofs is the reference: on random rows the same tokens, status, margins, logprobs and ranks.
+
+And the proofs themselves run: here two of them, on the torch backend, as small as they go.
 """
+
+import json
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu_proof import __main__ as driver
 from benchmarks.gpu_proof import logprob_oracle, oracle
 from drawlot import sample
 from drawlot.kernels import reference, registry
@@ -69,3 +73,34 @@ def test_the_oracle_is_the_reference(vocab_size, compared):
             backend="reference",
         )
     assert sum(compared) == ROWS[vocab_size]
+
+
+ON_THE_CPU = ["--backend", "torch", "--device", "cpu", "--small"]
+
+
+def test_proofs_run_and_pass(tmp_path, capsys):
+    assert driver.main(["-o", str(tmp_path), *ON_THE_CPU, "--only", "laws", "tail"]) == 0
+    for name, line in zip(("laws", "tail"), capsys.readouterr().out.splitlines(), strict=True):
+        found = json.loads((tmp_path / f"{name}.json").read_text())
+        assert found["verdict"] == "passed"
+        assert line.startswith(f"passed   {name}")
+        assert {"gpu", "torch", "triton", "commit", "date"} <= found["conditions"].keys()
+        assert all(check["passed"] in (True, None) for check in found["checks"])
+
+
+def test_a_check_that_fails_and_a_proof_that_breaks_are_told(tmp_path, capsys, monkeypatch):
+    def fails(setting, proof):
+        proof.check("the good part", True)
+        proof.check("the bad part", False, rows=3)
+
+    def breaks(setting, proof):
+        proof.check("the good part", True)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(driver, "PROOFS", {"laws": fails, "tail": breaks})
+    assert driver.main(["-o", str(tmp_path), *ON_THE_CPU]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("FAILED   laws")
+    assert first.endswith("the bad part")
+    assert second.endswith("ran to its end")
+    assert "out of memory" in (tmp_path / "tail.json").read_text()

@@ -38,7 +38,7 @@ def prove(setting: Setting, proof: Proof) -> None:
     _planted(setting, proof, *sizes[0])
     graphs.check(setting, proof, *sizes[-1])
     proof.summary = (
-        "same bits for every batch size, order, stride and dtype, in graphs and eagerly, with logprobs or not"
+        "same bits for every batch size, order, stride and launch mode, with logprobs or not, on the CPU too"
     )
 
 

@@ -1,11 +1,14 @@
 """Races that the last bit of the noise decides: the product's kernels compute that noise, and race it in float64.
 
 Two live tokens, 1 apart, at a temperature T so that 1 / T is the difference of their noises but for a part in 2^36.
-One unit in the last place of either noise would turn about half of these races. Closer than the near-tie that excuses
-other differences; no excuse is needed here, since both tokens' masses are exact.
+One unit in the last place of either noise would turn about half of these races. That is closer than the near-tie that
+excuses other differences; no excuse is needed here, since both tokens' masses are exact.
 """
 
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 
 from benchmarks.gpu_proof.proof import Proof, Setting
 from benchmarks.gpu_proof.random_rows import Batch
@@ -16,51 +19,63 @@ from drawlot.rng import Stream
 _EDGE = 2.0**-36
 
 
+class Race(NamedTuple):
+    """Between id 0 and another one; the other ids are dead, or dropped by top-k."""
+
+    name: str
+    stream: Stream
+    other: int
+    top_k: int
+
+
+_RACES = (
+    Race("tokens", Stream.TARGET_TOKEN, 1, 0),
+    Race("tokens, top-k", Stream.TARGET_TOKEN, 3, 2),
+    Race("tiles", Stream.TARGET_TILE, TILE, 0),
+    Race("tiles, top-k", Stream.TARGET_TILE, TILE, 2),
+)
+
+
 def check(setting: Setting, proof: Proof) -> None:
-    """Races of tokens in a tile, and of tiles of one live token each; all others are dead, or dropped by top-k."""
+    """Each race with each width of noise; and once with noise that is off by its last bits."""
     n = 1 << (10 if setting.small else 18)
     for wide in (False, True):
-        noise = "float64 noise" if wide else "float32 noise"
-        for name, stream, other, top_k in (
-            ("tokens", Stream.TARGET_TOKEN, 1, 0),
-            ("tokens, top-k", Stream.TARGET_TOKEN, 3, 2),
-            ("tiles", Stream.TARGET_TILE, TILE, 0),
-            ("tiles, top-k", Stream.TARGET_TILE, TILE, 2),
-        ):
-            if name == "tiles" and setting.backend.name == "torch":
-                proof.skip(f"knife edge: {name}, {noise}", "the torch backend keeps masses of whole rows in float32")
+        for race in _RACES:
+            name = f"knife edge: {race.name}, {'float64' if wide else 'float32'} noise"
+            if race.name == "tiles" and setting.backend.name == "torch":
+                proof.skip(name, "the torch backend keeps the masses of whole rows in float32")
                 continue
-            rows, wrong = _races(setting, n, stream, other, top_k, wide, off_by_one=False)
-            proof.check(f"knife edge: {name}, {noise}", wrong == 0, rows=rows, wrong=wrong)
-    rows, wrong = _races(setting, n, Stream.TARGET_TOKEN, 1, 0, False, off_by_one=True)
-    proof.check("seen: noise off by its last bit", wrong > rows / 10, rows=rows, wrong=wrong)
+            noise = _keyed_noise(setting, race, n, wide)
+            raced, wrong = _wrong_winners(setting, race, *noise, wide)
+            proof.check(name, wrong == 0, rows=raced, wrong=wrong)
+    params, noise = _keyed_noise(setting, _RACES[0], n, False)
+    raced, wrong = _wrong_winners(setting, _RACES[0], params, noise.nextafter(noise.flip(1)), False)
+    proof.check("seen: noise off by its last bits", wrong > raced / 10, rows=raced, wrong=wrong)
 
 
-def _races(
-    setting: Setting, n: int, stream: Stream, other: int, top_k: int, wide: bool, off_by_one: bool
-) -> tuple[int, int]:
-    """Rows raced between id 0 and id `other`, and how many the wrong one won; off_by_one: the last bits expected."""
-    generator = setting.generator(int(stream) + 10 * wide)
-    seed = torch.empty(n, dtype=torch.int64, device=setting.device).random_(-(2**63), None, generator=generator)
-    zeros = torch.zeros_like(seed)
-    position = torch.randint(2**40, (n,), generator=generator, device=setting.device)
-    ids = torch.tensor([0, other if stream == Stream.TARGET_TOKEN else other // TILE], device=setting.device)
-    key = [column.unsqueeze(1) for column in (seed, position)]
-    noise = rng.gumbel_noise(ids, *key, stream, zeros.unsqueeze(1), zeros.unsqueeze(1), wide=wide)
-    if off_by_one:
-        noise = torch.nextafter(noise, torch.full_like(noise, torch.inf))
-        noise[:, 0] = torch.nextafter(noise[:, 0], torch.full_like(noise[:, 0], -torch.inf))
-    noise = noise.double()
-    # The token with less noise is the likelier one by nearly the difference.
-    gap = noise[:, 1] - noise[:, 0]
+def _keyed_noise(setting: Setting, race: Race, n: int, wide: bool) -> tuple[RowParams, Tensor]:
+    """Parameters of n rows with random seeds and positions, and the noise [n, 2] of both sides."""
+    generator, device = setting.generator(race.other + 1000 * wide), setting.device
+    seed = torch.empty(n, dtype=torch.int64, device=device).random_(-(2**63), None, generator=generator)
+    position = torch.randint(2**40, (n,), generator=generator, device=device)
+    zeros, ones = torch.zeros_like(seed), torch.ones(n, dtype=torch.float64, device=device)
+    ids = torch.tensor([0, race.other // (TILE if race.stream == Stream.TARGET_TILE else 1)], device=device)
+    key = (column.unsqueeze(1) for column in (zeros, zeros))
+    noise = rng.gumbel_noise(ids, seed.unsqueeze(1), position.unsqueeze(1), race.stream, *key, wide=wide)
+    return RowParams(ones, zeros + race.top_k, ones, ones * 0, seed, position, zeros, zeros), noise
+
+
+def _wrong_winners(setting: Setting, race: Race, params: RowParams, noise: Tensor, wide: bool) -> tuple[int, int]:
+    """How many rows were raced, and in how many the wrong one won."""
+    n, device = len(noise), setting.device
+    gap = noise[:, 1].double() - noise[:, 0].double()
+    # The side with less noise is ahead by the gap, and by a little more or less.
     ahead = (gap < 0).long()
-    side = 1 - 2 * torch.randint(2, (n,), generator=generator, device=setting.device).double()
-    temperature = 1 / (gap.abs() * (1 + side * _EDGE))
-    logits = torch.full((n, other + 1), -5.0 if top_k else -torch.inf, device=setting.device)
-    logits[:, 0], logits[:, other] = -ahead.float(), ahead.float() - 1
-    off, on = torch.zeros_like(temperature), torch.ones_like(temperature)
-    params = RowParams(temperature, zeros + top_k, on, off, seed, position, zeros, zeros)
-    drawn = setting.draw(Batch(logits, params, Edits(), None, wide))
-    winner = torch.where(side > 0, ahead, 1 - ahead) * other
-    sure = gap.abs() > 1e-3
-    return int(sure.sum()), int(((drawn.token_ids != winner) & sure).sum())
+    more = torch.randint(2, (n,), generator=setting.generator(0), device=device)
+    temperature = 1 / (gap.abs() * (1 + (2 * more - 1).double() * _EDGE))
+    logits = torch.full((n, race.other + 1), -5.0 if race.top_k else -torch.inf, device=device)
+    logits[:, 0], logits[:, race.other] = -ahead.float(), ahead.float() - 1
+    drawn = setting.draw(Batch(logits, params._replace(temperature=temperature), Edits(), None, wide))
+    winner = torch.where(more == 1, ahead, 1 - ahead) * race.other
+    raced = gap.abs() > 1e-3
+    return int(raced.sum()), int(((drawn.token_ids != winner) & raced).sum())

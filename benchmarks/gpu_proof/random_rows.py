@@ -1,13 +1,14 @@
-"""Random batches of every kind of row, made on the device: logits of many shapes, parameters, edits, logprobs."""
+"""Random batches, made on the device: rows of every kind with parameters of their own, edits, and logprobs wanted."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from benchmarks.gpu_proof.edits_of_rows import EDITS, random_edits, some_ids
+from benchmarks.gpu_proof.kinds_of_logits import choice, random_logits
 from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams
 from drawlot.sampling.logprobs import MODES
 
@@ -48,7 +49,7 @@ class Batch(NamedTuple):
 
 
 def random_batch(generator: Generator, n: int, vocab_size: int, form: Form) -> Batch:
-    """N rows, on the generator's device; the row i holds logits of `kind_of(i, n)`."""
+    """N rows, on the generator's device."""
     return Batch(
         _laid_out(generator, random_logits(generator, n, vocab_size).to(form.dtype), form.layout),
         random_params(generator, n, vocab_size),
@@ -56,85 +57,6 @@ def random_batch(generator: Generator, n: int, vocab_size: int, form: Form) -> B
         None if form.mode is None else random_wanted(generator, n, vocab_size, form.mode),
         form.wide,
     )
-
-
-def _normal(g: Generator, n: int, v: int, spread: float = 1.0) -> Tensor:
-    return torch.randn(n, v, generator=g, device=g.device) * spread
-
-
-def _exponential(g: Generator, n: int, v: int) -> Tensor:
-    return -2 * torch.rand(n, v, generator=g, device=g.device).clamp(min=2**-30).log()
-
-
-def _choice(g: Generator, n: int, values: Sequence[float], columns: int = 1) -> Tensor:
-    """float64 [n, columns] of the values."""
-    at = torch.randint(len(values), (n, columns), generator=g, device=g.device)
-    return torch.tensor(values, dtype=torch.float64, device=g.device)[at]
-
-
-def _peaked(g: Generator, n: int, v: int) -> Tensor:
-    return _normal(g, n, v).scatter_(1, some_ids(g, n, v, 1), 30.0)
-
-
-def _masked(g: Generator, n: int, v: int) -> Tensor:
-    dead = torch.rand(n, v, generator=g, device=g.device) < _choice(g, n, (0.1, 0.9, 0.999))
-    return _normal(g, n, v).masked_fill_(dead, -torch.inf)
-
-
-def _one_live(g: Generator, n: int, v: int) -> Tensor:
-    return torch.full((n, v), -torch.inf, device=g.device).scatter_(1, some_ids(g, n, v, 1), 0.5)
-
-
-def _crowded_tile(g: Generator, n: int, v: int) -> Tensor:
-    """Most of the best tokens share a tile: those above the k-th tile maximum are many."""
-    tile = torch.randint(-(-v // 128), (n, 1), generator=g, device=g.device)
-    return _normal(g, n, v) + 6.0 * (torch.arange(v, device=g.device) // 128 == tile)
-
-
-def _comb(g: Generator, n: int, v: int) -> Tensor:
-    """One good token in each tile, all about as good."""
-    lane = torch.randint(128, (n, 1), generator=g, device=g.device)
-    return _normal(g, n, v, 0.1) + 5.0 * (torch.arange(v, device=g.device) % 128 == lane)
-
-
-def _bad(g: Generator, n: int, v: int) -> Tensor:
-    """NaN, +inf or nothing at all, each in about every third row."""
-    x = _normal(g, n, v).scatter_(1, some_ids(g, n, v, 1), _choice(g, n, (torch.nan, torch.inf)).float())
-    return x.masked_fill_(_choice(g, n, (0, 0, 1)) == 1, -torch.inf)
-
-
-KINDS: dict[str, Callable[[Generator, int, int], Tensor]] = {
-    "N(0, 0.1)": lambda g, n, v: _normal(g, n, v, 0.1),
-    "N(0, 1)": _normal,
-    "N(0, 3)": lambda g, n, v: _normal(g, n, v, 3),
-    "N(0, 10)": lambda g, n, v: _normal(g, n, v, 10),
-    "exponential": _exponential,
-    "peaked": _peaked,
-    "ascending": lambda g, n, v: _normal(g, n, v, 3).sort(1).values,
-    "descending": lambda g, n, v: _normal(g, n, v, 3).sort(1, descending=True).values,
-    "constant": lambda g, n, v: _choice(g, n, (0.0, -5.0, 1e4, -1e30)).float().repeat(1, v),
-    "ties": lambda g, n, v: _normal(g, n, v, 3).round(),
-    "three values": lambda g, n, v: _choice(g, n, (0.0, -0.0, 1.0), v).float(),
-    "neighbouring floats": lambda g, n, v: 1 + 2**-23 * torch.randint(64, (n, v), generator=g, device=g.device),
-    "mostly masked": _masked,
-    "one live": _one_live,
-    "shifted": lambda g, n, v: _normal(g, n, v) + _choice(g, n, (1e4, -1e4)).float(),
-    "subnormal": lambda g, n, v: _normal(g, n, v) * 1e-39,
-    "crowded tile": _crowded_tile,
-    "comb": _comb,
-    "bad": _bad,
-}
-
-
-def random_logits(g: Generator, n: int, v: int) -> Tensor:
-    """float32 [n, v]: each kind has an equal share of consecutive rows."""
-    names = [kind_of(i, n) for i in range(n)]
-    return torch.cat([KINDS[name](g, names.count(name), v) for name in dict.fromkeys(names)])
-
-
-def kind_of(row: int, n: int) -> str:
-    """The kind of a row of n."""
-    return list(KINDS)[row * len(KINDS) // n]
 
 
 def _laid_out(g: Generator, x: Tensor, layout: str) -> Tensor:
@@ -163,7 +85,7 @@ def random_params(g: Generator, n: int, v: int) -> RowParams:
         return torch.where(torch.rand(n, generator=g, device=g.device) < share, column, off)
 
     def number(values: Sequence[float]) -> Tensor:
-        return _choice(g, n, values).squeeze(1)
+        return choice(g, n, values).squeeze(1)
 
     top_k = integers([1, 2, 5, 20, 50, 127, 128, 129, 1025, max(1, v // 2), max(1, v - 1)])
     return RowParams(

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_map_only
 
 from benchmarks.gpu_proof.badrows import FORMS
 from benchmarks.gpu_proof.graphs import EDITED, REQUESTS, Steps
+from benchmarks.gpu_proof.kinds_of_logits import KINDS
 from benchmarks.gpu_proof.proof import Proof, Setting
-from benchmarks.gpu_proof.random_rows import KINDS, random_batch
+from benchmarks.gpu_proof.random_rows import random_batch
 from drawlot.kernels.registry import get_backend
 
 _SECONDS = 150

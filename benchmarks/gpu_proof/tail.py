@@ -43,10 +43,13 @@ def prove(setting: Setting, proof: Proof) -> None:
     else:
         proof.skip("bits of the transform", f"the {setting.backend.name} backend takes it from drawlot.rng")
     # The whole grid needs all words; its far end few.
-    _tail(proof, transform, GAPS[GAPS > 12] if setting.small else GAPS)
+    gaps = GAPS[GAPS > 12] if setting.small else GAPS
+    _tail(proof, transform, gaps)
     _mutants(setting, proof)
     knife_edge.check(setting, proof)
-    proof.summary = f"{num_words:,} words, win rates right at gaps 0 to 20.5, last bits right inside the draw"
+    proof.summary = (
+        f"{num_words:,} words, win rates right at gaps {gaps[0]:.1f} to {gaps[-1]}, last bits right inside the draw"
+    )
 
 
 def _words(setting: Setting, first: int, count: int) -> Tensor:

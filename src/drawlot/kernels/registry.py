@@ -12,6 +12,7 @@ from torch import Tensor, device
 
 from drawlot.errors import BackendError
 from drawlot.kernels.inputs import BatchFacts, Edits, LogprobsWanted, RowParams, SampledRows
+from drawlot.kernels.requests import StepSampler
 
 logger = logging.getLogger("drawlot")
 _logged: set[str] = set()
@@ -36,6 +37,8 @@ class Backend(NamedTuple):
     logprobs_of: Callable[[Tensor, Tensor, LogprobsWanted], tuple[Tensor, Tensor, Tensor]]
     for_batch: Callable[[BatchFacts], SampleRows] | None = None
     """Where `sample_rows` has to know a batch beforehand: its form for a batch with these facts"""
+    step_sampler: type[StepSampler] | None = None
+    """Where a backend keeps requests in tables of its own: what draws for them"""
 
     def sampler_of(self, facts: Callable[[], BatchFacts]) -> SampleRows:
         """What samples a batch; its facts are asked for only where they matter."""
@@ -88,4 +91,10 @@ def own_backend(on: device) -> Backend:
 @cache
 def _load(name: str) -> Backend:
     module = import_module(f"drawlot.kernels.{name}")
-    return Backend(name, module.sample_rows, module.logprobs_of, getattr(module, "for_batch", None))
+    return Backend(
+        name,
+        module.sample_rows,
+        module.logprobs_of,
+        getattr(module, "for_batch", None),
+        getattr(module, "StepSampler", None),
+    )

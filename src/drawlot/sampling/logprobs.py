@@ -16,7 +16,6 @@ class LogprobStates:
     """How many top tokens, or which ids, each request wants; a step in which none does costs nothing."""
 
     def __init__(self, vocab_size: int, device: torch.device, mode: str) -> None:
-        check_mode(mode)
         self.mode = mode
         self.vocab_size = vocab_size
         self._num_top: dict[int, int] = {}
@@ -27,7 +26,7 @@ class LogprobStates:
         """Keep what the request wants, if anything."""
         if params.num_logprobs is None:
             return
-        self._num_top[req_idx], custom = _columns_of(params, self.vocab_size)
+        self._num_top[req_idx], custom = columns_of(params, self.vocab_size)
         if custom:
             self._token_ids[req_idx] = torch.tensor(custom, device=self._device)
 
@@ -70,13 +69,13 @@ def all_rows_want(
     """What n rows with the same parameters want."""
     if params.num_logprobs is None:
         return None
-    top, custom = _columns_of(params, vocab_size)
+    top, custom = columns_of(params, vocab_size)
     token_ids = torch.tensor(custom, dtype=torch.int64, device=device).expand(n, -1)
     all_rows = torch.ones(n, dtype=torch.bool, device=device)
     return LogprobsWanted(mode, all_rows, torch.full((n,), top, device=device), token_ids, top)
 
 
-def _columns_of(params: SamplingParams, vocab_size: int) -> tuple[int, tuple[int, ...]]:
+def columns_of(params: SamplingParams, vocab_size: int) -> tuple[int, tuple[int, ...]]:
     """How many top tokens a request that wants logprobs gets, or which ids instead."""
     if params.logprob_token_ids is not None:
         return 0, tuple(params.logprob_token_ids)

@@ -1,16 +1,19 @@
 """The stateful sampler of an engine: permanent rows, staged writes, one call a step."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from drawlot.errors import InputError, ParameterError
+from drawlot.kernels.inputs import SampledRows
 from drawlot.kernels.registry import get_backend
+from drawlot.kernels.requests import StepSampler
 from drawlot.outputs import LogitsRows, LogprobsTensors, RowStatus, SamplerOutput
 from drawlot.params import MAX_CHOICES, SamplingParams
 from drawlot.sampling.edits import EditStates, check_bad_words
-from drawlot.sampling.logprobs import LogprobStates
+from drawlot.sampling.logprobs import LogprobStates, check_mode
+from drawlot.sampling.requests import request_of
 from drawlot.sampling.states import SamplingStates
 
 
@@ -53,9 +56,16 @@ class Sampler:
         self.use_fp64_gumbel = use_fp64_gumbel
         self.backend = get_backend(backend, self.device)
         self._live: set[int] = set()
-        self._numbers = SamplingStates(max_num_reqs, vocab_size, self.device)
-        self._edits = EditStates(max_num_reqs, vocab_size, self.device)
-        self._logprobs = LogprobStates(vocab_size, self.device, logprobs_mode)
+        check_mode(logprobs_mode)
+        self._steps: StepSampler | None = None
+        if self.backend.step_sampler is not None:
+            self._steps = self.backend.step_sampler(
+                max_num_reqs, vocab_size, self.device, logprobs_mode, wide=use_fp64_gumbel
+            )
+        else:
+            self._numbers = SamplingStates(max_num_reqs, vocab_size, self.device)
+            self._edits = EditStates(max_num_reqs, vocab_size, self.device)
+            self._logprobs = LogprobStates(vocab_size, self.device, logprobs_mode)
 
     def add_request(
         self,
@@ -93,13 +103,30 @@ class Sampler:
                 wrong = next(i for i in ids if not 0 <= i < self.vocab_size)
                 raise ParameterError(name, f"token ids must be in [0, {self.vocab_size})", wrong)
         self._live.add(req_idx)
+        if self._steps is not None:
+            history = prompt_token_ids, output_token_ids
+            request = request_of(params, self.vocab_size, *history, choice_index, bad_words_token_ids)
+            self._steps.add_request(req_idx, request)
+            return
         self._numbers.add_request(req_idx, params, choice_index)
         self._edits.add_request(req_idx, params, prompt_token_ids, output_token_ids, bad_words_token_ids)
         self._logprobs.add_request(req_idx, params)
 
     def apply_staged_writes(self) -> None:
-        """Bring added requests to the device; calling the sampler does it too."""
-        self._numbers.apply_staged_writes()
+        """Bring added requests to the device; calling the sampler does it too, except under capture of a CUDA graph."""
+        if self._steps is not None:
+            self._steps.apply_staged_writes()
+        else:
+            self._numbers.apply_staged_writes()
+
+    @property
+    def capture_key(self) -> Hashable:
+        """A call captured in a CUDA graph may be replayed while this is what it was; None: calls cannot be captured.
+
+        It changes with the columns of logprobs and the edits that live requests ask for, and when a table grows; if it
+        is again what it was, the graph is good again.
+        """
+        return None if self._steps is None else self._steps.capture_key
 
     def __call__(self, logits: Tensor, rows: LogitsRows, allowed_bitmask: Tensor | None = None) -> SamplerOutput:
         """Draw one token for each row.
@@ -110,9 +137,13 @@ class Sampler:
             allowed_bitmask: int32 [N, ceil(vocab_size / 32)] of a grammar; None: all ids.
 
         Returns:
-            Tokens, logprobs and status of all rows, on the device.
+            Tokens, logprobs and status of all rows, on the device. With the triton backend they lie in memory of the
+            sampler's own, which the next call overwrites: copy what is needed later.
         """
         check_logits(logits, self.vocab_size, allowed_bitmask)
+        if self._steps is not None:
+            drawn = self._steps.sample(logits, rows, allowed_bitmask)
+            return SamplerOutput(drawn.token_ids, _columns(drawn, rows), drawn.status)
         self.apply_staged_writes()
         which = rows.expanded_idx_mapping
         sample_rows = self.backend.sampler_of(
@@ -128,8 +159,7 @@ class Sampler:
         skipped = which < 0
         tokens = torch.where(skipped, -1, drawn.token_ids)
         status = torch.where(skipped, int(RowStatus.SKIPPED), drawn.status)
-        logprobs = drawn.logprobs and LogprobsTensors(*drawn.logprobs, rows.cu_num_logits)
-        return SamplerOutput(tokens, logprobs, status)
+        return SamplerOutput(tokens, _columns(drawn, rows), status)
 
     def commit(self, idx_mapping: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
         """What was emitted enters penalties and bad words.
@@ -139,7 +169,10 @@ class Sampler:
             token_ids: int64 [R, K + 1], the emitted tokens from column 0.
             num_sampled: int32 or int64 [R], how many of them.
         """
-        self._edits.commit(idx_mapping, token_ids, num_sampled)
+        if self._steps is not None:
+            self._steps.commit(idx_mapping, token_ids, num_sampled)
+        else:
+            self._edits.commit(idx_mapping, token_ids, num_sampled)
 
     def remove_request(self, req_idx: int) -> None:
         """Free the request's row.
@@ -150,9 +183,16 @@ class Sampler:
         if req_idx not in self._live:
             raise InputError(f"req_idx: no request owns row {req_idx}")
         self._live.remove(req_idx)
+        if self._steps is not None:
+            self._steps.remove_request(req_idx)
+            return
         self._numbers.remove_request(req_idx)
         self._edits.remove_request(req_idx)
         self._logprobs.remove_request(req_idx)
+
+
+def _columns(drawn: SampledRows, rows: LogitsRows) -> LogprobsTensors | None:
+    return drawn.logprobs and LogprobsTensors(*drawn.logprobs, rows.cu_num_logits)
 
 
 def check_logits(logits: Tensor, vocab_size: int, allowed_bitmask: Tensor | None) -> None:

@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from benchmarks.gpu_proof.bits import differing, outputs, picked, same_bits
+from benchmarks.gpu_proof.bits import differing, drawn_rows, outputs, picked, same_bits
 from benchmarks.gpu_proof.guard import Guard
 from benchmarks.gpu_proof.proof import Proof, Setting
 from benchmarks.gpu_proof.random_rows import PLAIN, Batch, Form, random_batch
+from benchmarks.gpu_proof.steps import play
 from drawlot import LogitsRows, RowStatus, Sampler, SamplingParams
 from drawlot.kernels.inputs import Edits, SampledRows
 
@@ -54,6 +55,7 @@ def _memory(setting: Setting, proof: Proof, sizes: tuple[int, ...]) -> None:
             plain = setting.draw(batch)
             wrong += [f"V {vocab_size}, {form}: {name}" for rows in drawn for name in differing(rows, plain)]
     proof.check("outputs are fully written, inputs never", not wrong, draws=len(sizes) * len(FORMS) * 2, wrong=wrong)
+    _memory_of_steps(setting, proof, guards)
     touched = sum(guard.touched() for guard in guards)
     proof.check("memory around tensors", touched == 0, tensors=sum(map(len, guards)), bytes_written=touched)
     if any(held):
@@ -61,6 +63,19 @@ def _memory(setting: Setting, proof: Proof, sizes: tuple[int, ...]) -> None:
     else:
         proof.skip("outputs lie in guarded memory", "no operation of torch made them")
     _planted(setting, proof)
+
+
+def _memory_of_steps(setting: Setting, proof: Proof, guards: tuple[Guard, Guard]) -> None:
+    """The tables of a sampler too lie between walls, and nothing is read of them that was not written."""
+    wrong = []
+    for vocab_size in (129, 300) if setting.small else (129, 4097):
+        for seed in range(2):
+            plain = play(setting, vocab_size, seed)
+            for guard in guards:
+                with guard:
+                    guarded = play(setting, vocab_size, seed)
+                wrong += [f"V {vocab_size}: {name}" for a, b in zip(guarded, plain) for name in differing(a, b)]
+    proof.check("steps of a sampler amid poison", not wrong, wrong=wrong)
 
 
 def _planted(setting: Setting, proof: Proof) -> None:
@@ -137,23 +152,17 @@ def _padding_and_skipped_rows(setting: Setting, proof: Proof, vocab_size: int) -
     cu = torch.arange(n + 1, dtype=torch.int32, device=setting.device)
     rows = LogitsRows(index, index, index * 0, index + 9, index * 0, cu)
     logits = torch.randn(n, vocab_size, generator=setting.generator(3), device=setting.device)
-    right = _drawn(sampler, logits, rows)
+    right = drawn_rows(sampler(logits, rows))
     for poison in (torch.nan, torch.inf, 1000.0, -torch.inf):
         padded = torch.nn.functional.pad(logits, (0, 63), value=poison)
-        wrong = differing(_drawn(sampler, padded, rows), right)
+        wrong = differing(drawn_rows(sampler(padded, rows)), right)
         proof.check(f"columns past the vocabulary hold {poison}", not wrong, wrong=wrong)
     skipped = index % 3 == 1
     logits[skipped] = torch.nan
-    drawn = _drawn(sampler, logits, rows._replace(expanded_idx_mapping=torch.where(skipped, -1, index)))
-    wrong = differing(picked(drawn, ~skipped), picked(right, ~skipped))
-    flagged = (drawn.token_ids == -1) & (drawn.status == int(RowStatus.SKIPPED))
-    proof.check("rows of no request", not wrong and bool(flagged[skipped].all()), wrong=wrong)
-
-
-def _drawn(sampler: Sampler, logits: Tensor, rows: LogitsRows) -> SampledRows:
-    out = sampler(logits, rows)
-    assert out.logprobs is not None
-    return SampledRows(out.token_ids, out.status, out.logprobs[:3])
+    out = sampler(logits, rows._replace(expanded_idx_mapping=torch.where(skipped, -1, index)))
+    wrong = differing(drawn_rows(out), picked(right, ~skipped))
+    flagged = torch.equal(out.status == int(RowStatus.SKIPPED), skipped)
+    proof.check("rows of no request", not wrong and flagged, wrong=wrong)
 
 
 def _same(a: object, b: object) -> bool:

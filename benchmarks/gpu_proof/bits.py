@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from drawlot import RowStatus, SamplerOutput
 from drawlot.kernels.inputs import SampledRows
 
 
@@ -18,6 +19,17 @@ def picked(rows: SampledRows, index: Tensor | slice) -> SampledRows:
     """Some rows of what was drawn."""
     logprobs = rows.logprobs and tuple(column[index] for column in rows.logprobs)
     return SampledRows(rows.token_ids[index], rows.status[index], logprobs)
+
+
+def drawn_rows(out: SamplerOutput) -> SampledRows:
+    """A copy of what a sampler drew, without rows of no request: their logprobs are nobody's, their tokens are -1.
+
+    A copy, since a sampler may write its next outputs to the same memory.
+    """
+    skipped = out.status == int(RowStatus.SKIPPED)
+    assert bool((out.token_ids[skipped] == -1).all())
+    columns = None if out.logprobs is None else out.logprobs[:3]
+    return picked(SampledRows(out.token_ids, out.status, columns), ~skipped)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

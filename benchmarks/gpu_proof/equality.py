@@ -6,13 +6,12 @@ import sys
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_proof import logprob_oracle, oracle
+from benchmarks.gpu_proof import logprob_oracle, oracle, steps_equality
 from benchmarks.gpu_proof.kinds_of_logits import kind_of
 from benchmarks.gpu_proof.proof import Proof, Setting
 from benchmarks.gpu_proof.random_rows import PLAIN, Batch, Form, random_batch
 from drawlot.kernels.inputs import TILE, SampledRows
 
-NEAR_TIE = 2.0**-18
 MOST_EXCUSED = 20
 _NARROW = (1, 2, 3, 127, 128, 129, 255, 1000, 1024, 1025, 2048, 4095, 4096, 4097)
 _WIDE = (128_256, 128_257, 151_936, 200_019, 262_144)
@@ -39,10 +38,14 @@ def prove(setting: Setting, proof: Proof) -> None:
     enough = setting.small or (narrow.rows >= 200_000 and wide.rows >= 20_000)
     proof.check("rows enough", enough, narrow=narrow.rows, wide=wide.rows)
     excused = narrow.excused + wide.excused
+    in_steps = steps_equality.check(setting, proof, excused)
     near = narrow.near_ties + wide.near_ties
     proof.check("excuses", len(excused) <= MOST_EXCUSED, near_ties=near, excused=len(excused), rows=excused)
     _mutants(setting, proof)
-    proof.summary = f"{narrow.rows:,} rows of V <= 4,097 and {wide.rows:,} wide rows, {len(excused)} near-ties excused"
+    proof.summary = (
+        f"{narrow.rows:,} rows of V <= 4,097, {wide.rows:,} wide ones, {in_steps:,} in steps of a sampler, "
+        f"{len(excused)} near-ties excused"
+    )
 
 
 def _compare(setting: Setting, proof: Proof, sizes: tuple[int, ...], batches: int, n: int) -> _Tally:
@@ -66,7 +69,7 @@ def _compare(setting: Setting, proof: Proof, sizes: tuple[int, ...], batches: in
 def _judge(batch: Batch, form: Form, drawn: SampledRows, tally: _Tally) -> None:
     expected = oracle.sample_rows(batch.logits, batch.params, batch.edits, wide=batch.wide)
     assert expected.margin is not None
-    near = expected.margin < NEAR_TIE
+    near = expected.margin < oracle.NEAR_TIE
     flagged = drawn.status != expected.status
     differs = (drawn.token_ids != expected.token_ids) | flagged
     wrong = differs & (~near | flagged)
@@ -131,7 +134,7 @@ def _mutants(setting: Setting, proof: Proof) -> None:
     drawn = {name: setting.draw(right._replace(params=changed)) for name, changed in mutants.items()}
     drawn["room for 16 tiles at k = 50"] = setting.draw(right._replace(logits=_best_tiles(right.logits, 16)))
     for name, rows_drawn in drawn.items():
-        seen = (rows_drawn.token_ids != expected.token_ids) & (expected.margin >= NEAR_TIE)
+        seen = (rows_drawn.token_ids != expected.token_ids) & (expected.margin >= oracle.NEAR_TIE)
         proof.check(f"seen: {name}", bool(seen.any()), rows=n, differ=int(seen.sum()))
 
 

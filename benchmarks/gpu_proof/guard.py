@@ -50,7 +50,7 @@ class Guard(TorchDispatchMode):
     def touched(self) -> int:
         """How many wall bytes, of all tensors there were, are no longer poison."""
         walls = (wall for buffer in self._buffers.values() for wall in (buffer[:WALL], buffer[-WALL:]))
-        return sum(int((wall != self.poison).sum()) for wall in walls)
+        return int(sum((wall != self.poison).sum() for wall in walls))
 
     def __len__(self) -> int:
         """The number of tensors guarded."""

@@ -8,7 +8,6 @@ from torch import Tensor
 from benchmarks.gpu_proof import graphs, oracle
 from benchmarks.gpu_proof.bits import differing, picked, same_bits
 from benchmarks.gpu_proof.edits_of_rows import moved
-from benchmarks.gpu_proof.equality import NEAR_TIE
 from benchmarks.gpu_proof.proof import Proof, Setting
 from benchmarks.gpu_proof.random_rows import PLAIN, Batch, Form, random_batch, random_wanted
 from drawlot.kernels.inputs import SampledRows
@@ -127,7 +126,7 @@ def _devices(setting: Setting, proof: Proof, sizes: tuple[tuple[int, int], ...])
         host = on_cpu.sample_rows(batch.logits.cpu(), _on_cpu(batch.params), edits, None)
         differs = (drawn.token_ids.cpu() != host.token_ids) | (drawn.status.cpu() != host.status)
         assert expected.margin is not None
-        near = expected.margin.cpu() < NEAR_TIE
+        near = expected.margin.cpu() < oracle.NEAR_TIE
         rows, excused, wrong = rows + n, excused + int((differs & near).sum()), wrong + int((differs & ~near).sum())
     proof.check("the torch backend on the CPU", wrong == 0 and excused <= 3, rows=rows, near_ties=excused, wrong=wrong)
 

@@ -15,6 +15,9 @@ from drawlot.kernels.inputs import SMALLEST_TEMPERATURE, TILE, Edits, RowParams,
 from drawlot.outputs import RowStatus
 from drawlot.rng import Stream
 
+NEAR_TIE = 2.0**-18
+"""The only excuse for another token: a row's smallest relative margin is below it"""
+
 _CHUNK = 1 << 22  # tokens worked on at once: some 400 MB
 
 

@@ -18,6 +18,7 @@ from benchmarks.gpu_proof.graphs import EDITED, REQUESTS, Steps
 from benchmarks.gpu_proof.kinds_of_logits import KINDS
 from benchmarks.gpu_proof.proof import Proof, Setting
 from benchmarks.gpu_proof.random_rows import random_batch
+from benchmarks.gpu_proof.steps import play
 from drawlot.kernels.registry import get_backend
 
 _SECONDS = 150
@@ -70,6 +71,7 @@ def take_all_paths(backend_name: str) -> None:
             # Made on the host: the tool would look at all of torch's kernels too.
             batch = random_batch(torch.Generator().manual_seed(number), 2 * len(KINDS), vocab_size, form)
             setting.draw(tree_map_only(Tensor, lambda tensor: tensor.to(device), batch))
+    play(setting, 300, seed=0)
     steps = Steps(setting, REQUESTS + EDITED, 4097, 20)
     for _ in range(3):
         steps.step()

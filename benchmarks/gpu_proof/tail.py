@@ -1,4 +1,4 @@
-"""The transform of all 2^32 words: its bits, its tail, and the same bits inside the product's kernels.
+"""The noise: its bits for all 2^32 words and for random keys, its tail, and races that it decides narrowly.
 
 A token `gap` nats behind another wins if -log(E) < G - gap for an exponential E of the leader: with probability
 exp(-exp(-(G - gap))) given its own noise G, whose mean over the words must be 1 / (1 + e^gap). Nothing is sampled.
@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.gpu_proof import knife_edge
+from benchmarks.gpu_proof import close_races
 from benchmarks.gpu_proof.proof import Proof, Setting
+from benchmarks.gpu_proof.random_rows import random_params
 from drawlot import rng
+from drawlot.rng import Stream
 
 GAPS = np.linspace(0, 20.5, 206)
 _NEGLIGIBLE = 16.0  # words beyond win with less than e^-16
@@ -40,16 +42,15 @@ def prove(setting: Setting, proof: Proof) -> None:
             return noise_of(first, count, setting.device)
 
         _bits(proof, transform, of_rng, num_words)
+        _keyed_bits(setting, proof)
     else:
-        proof.skip("bits of the transform", f"the {setting.backend.name} backend takes it from drawlot.rng")
+        proof.skip("bits of the noise", f"the {setting.backend.name} backend takes it from drawlot.rng")
     # The whole grid needs all words; its far end few.
     gaps = GAPS[GAPS > 12] if setting.small else GAPS
     _tail(proof, transform, gaps)
     _mutants(setting, proof)
-    knife_edge.check(setting, proof)
-    proof.summary = (
-        f"{num_words:,} words, win rates right at gaps {gaps[0]:.1f} to {gaps[-1]}, last bits right inside the draw"
-    )
+    close_races.check(setting, proof)
+    proof.summary = f"{num_words:,} words, win rates right at gaps {gaps[0]:.1f} to {gaps[-1]}, close races won rightly"
 
 
 def _words(setting: Setting, first: int, count: int) -> Tensor:
@@ -67,6 +68,26 @@ def _bits(proof: Proof, transform: Transform, right: Transform, num_words: int) 
         differ += int((transform(first, count).view(torch.int32) != right(first, count).view(torch.int32)).sum())
         compared += count
     proof.check("bits of the transform", differ == 0 and compared == num_words, words=compared, differ=differ)
+
+
+def _keyed_bits(setting: Setting, proof: Proof) -> None:
+    """Random seeds, positions, choices and rows of steps, ids up to 2^20, on the streams of both races."""
+    from benchmarks.gpu_proof.noise_kernel import keyed_noise
+
+    n = 1 << (4 if setting.small else 17)
+    params = random_params(setting.generator(1), n, 128)
+    first = 128 * torch.randint(1 << 13, (n,), generator=setting.generator(2), device=setting.device)
+    key = [column.unsqueeze(1) for column in (params.seed, params.position)]
+    rest = [column.unsqueeze(1) for column in (params.choice, params.row)]
+    ids = first.unsqueeze(1) + torch.arange(128, device=setting.device)
+    for wide in (False, True):
+        differ = 0
+        for stream in (Stream.TARGET_TILE, Stream.TARGET_TOKEN):
+            right = rng.gumbel_noise(ids, *key, stream, *rest, wide=wide)
+            differ += int((keyed_noise(first, params, int(stream), wide=wide) != right).sum())
+        proof.check(
+            f"bits of keyed {'float64' if wide else 'float32'} noise", differ == 0, points=256 * n, differ=differ
+        )
 
 
 def _host(setting: Setting, proof: Proof, on_device: Transform) -> None:

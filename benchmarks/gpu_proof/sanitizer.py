@@ -58,7 +58,9 @@ def _under(tool: str, check: str, argument: str) -> str:
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_SECONDS
         )
     except subprocess.TimeoutExpired as late:
-        return f"{(late.stdout or b'').decode(errors='replace')}\nnot done in {_SECONDS} s"
+        # Bytes, whatever text says.
+        said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout
+        return f"{said}\nnot done in {_SECONDS} s"
     return run.stdout
 
 

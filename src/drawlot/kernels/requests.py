@@ -69,6 +69,9 @@ class StepSampler(Protocol):
     def apply_staged_writes(self) -> None:
         """Bring added requests to the device."""
 
+    def warm_up(self, logits: Tensor, bitmask: Tensor | None) -> None:
+        """Compile all that steps with such logits, and with and without the bitmask, need; no request is alive."""
+
     def sample(self, logits: Tensor, rows: LogitsRows, bitmask: Tensor | None) -> SampledRows:
         """Draw a token for each row of logits [N, >= V]; the next call may overwrite what is returned."""
 

@@ -119,6 +119,22 @@ class Sampler:
         else:
             self._numbers.apply_staged_writes()
 
+    def warm_up(self, logits: Tensor, allowed_bitmask: Tensor | None = None) -> None:
+        """Compile, before there are requests, what any of them may need; later steps of any size compile nothing.
+
+        Args:
+            logits: Any [N, >= vocab_size] with the dtype and the row stride of those to come.
+            allowed_bitmask: Any [N, ceil(vocab_size / 32)], if there will be some.
+
+        Raises:
+            InputError: There are requests, or a shape or dtype does not fit.
+        """
+        check_logits(logits, self.vocab_size, allowed_bitmask)
+        if self._live:
+            raise InputError(f"warm_up: comes before the first request; {len(self._live)} are alive")
+        if self._steps is not None:
+            self._steps.warm_up(logits, allowed_bitmask)
+
     @property
     def capture_key(self) -> Hashable:
         """A call captured in a CUDA graph may be replayed while this is what it was; None: calls cannot be captured.

@@ -1,0 +1,212 @@
+"""What the kernels are given, packed: one launch takes a few named tuples of pointers and numbers."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class Rows(NamedTuple):
+    """The logits of N rows and what edits them. None: nobody asked for it."""
+
+    logits: Tensor
+    """float32, bfloat16 or float16 [N, >= V]"""
+    stride: int
+    """Of the logits, in elements; columns are adjacent"""
+    vocab_size: int
+    num_tiles: int
+    bitmask: Tensor | None
+    """int32 [N, >= V / 32], the grammar's; may name fewer words than the last tile has"""
+    bitmask_stride: int
+    overlay: "Overlay | None"
+    """Edits of a call without requests"""
+    edits: "RowEdits | None"
+    """Edits of requests"""
+
+
+class Overlay(NamedTuple):
+    """The values of tokens that edits beyond the bitmask touch, laid over the logits on load."""
+
+    kind: Tensor
+    """int32 [N]: 0 = nothing edited, 1 = touched tokens have new values, 2 = and the others may not be drawn"""
+    touched: Tensor
+    """int32 [N, words]: bit id & 31 of word id >> 5"""
+    new_values: Tensor
+    """float32 [N, width], defined where touched"""
+    words: int
+    width: int
+
+
+class EditTables(NamedTuple):
+    """What requests edit, those that do owning a slot; see `edit_tables` and `edit_flags`."""
+
+    slot_of: Tensor
+    """int64 [S], -1: the request edits nothing"""
+    entries: Tensor
+    """int32 [slots, V]: flags and count of each token, 0 where it is not touched"""
+    touched: Tensor
+    """int32 [slots, words]: bit id & 31 of word id >> 5"""
+    bias: Tensor
+    """float32 [slots, V], defined where an entry says so; else never read"""
+    penalties: Tensor
+    """float32 [slots, 4]: repetition, frequency, presence, nothing"""
+    limits: Tensor
+    """int64 [slots, 4]: first position where stop ids may be drawn, only allowed ids may, bad words, there is a bias"""
+    tails: Tensor
+    """int32 [slots, longest]: the last tokens of the output, the last one rightmost; -1 where there is none"""
+    bad_words: Tensor
+    """int32 [slots, most, longest]: likewise"""
+    banned: Tensor
+    """int32 [N, words]: bits of the last ids of bad words that a row would complete; defined where an entry says so"""
+    vocab_size: int
+    num_words: int
+    longest_bad_word: int
+    most_bad_words: int
+
+
+class RowEdits(NamedTuple):
+    """The edits of the rows of a step. All but the tables: as in `LogitsRows`."""
+
+    tables: Any
+    """`EditTables`, packed"""
+    state_rows: Tensor
+    positions: Tensor
+    local_positions: Tensor
+    input_ids: Tensor
+
+
+class Emitted(NamedTuple):
+    """What requests emitted in a step, as in `Sampler.commit`."""
+
+    state_rows: Tensor
+    token_ids: Tensor
+    stride: int
+    column_stride: int
+    width: int
+    num_sampled: Tensor
+
+
+class States(NamedTuple):
+    """The parameters of requests in tables [.., S], and which request each row belongs to."""
+
+    floats: Tensor
+    """float64 [3, S]: temperature, top_p, min_p"""
+    ints: Tensor
+    """int64 [3, S]: top_k, seed, choice"""
+    num_states: int
+    """S"""
+    index: Tensor  # type: ignore[assignment]
+    """int64 [N], -1: the row is skipped"""
+    positions: Tensor
+    """int64 [N]"""
+    step_rows: Tensor | None
+    """int64 [N]; None: all 0"""
+
+
+class Tiles(NamedTuple):
+    """Tile summaries of the scan, [N, stride]."""
+
+    maxima: Tensor
+    """float32, of the values; -inf for a tile without a token"""
+    sums: Tensor
+    """float32, sum of exp((value - tile maximum) scale); NaN where a logit or value is NaN or +inf"""
+    raw_maxima: Tensor | None
+    """The same of raw logits at T = 1, for rows in which they differ; None: no row wants raw logprobs"""
+    raw_sums: Tensor | None
+    stride: int
+    control: Tensor
+    """int32 [4]: counters that the scan sets to 0, see `summary.COUNT` and the others"""
+
+
+class Lists(NamedTuple):
+    """Scratch: the best tokens of each row, ascending by id."""
+
+    tile_ids: Tensor
+    """int32 [N, T]"""
+    token_values: Tensor
+    """float32 [N, room]"""
+    token_ids: Tensor
+    """int32 [N, room]"""
+    masses: Tensor
+    """float64 [N, room]: exp(z) of each"""
+    width: int
+    """T"""
+    room: int
+
+
+class Whole(NamedTuple):
+    """Scratch for rows whose cut a short list does not hold, and for ranks that it does not tell."""
+
+    rows: Tensor
+    """int32 [N]: which rows, `control[COUNT]` of them, in any order"""
+    rank_rows: Tensor
+    """int32 [N]: rows whose rank is to be counted, `control[COUNT_OF_RANKS]` of them"""
+    low: Tensor
+    """float32 [N]: the last kept value is at least this, and"""
+    high: Tensor
+    """float32 [N]: below this"""
+    above: Tensor
+    """float64 [N]: how many tokens, or how much mass, reach `high`"""
+    target: Tensor
+    """float64 [N]: and how many, or how much, the cut must reach; -1: not known yet; NaN: `low` does not reach it"""
+    reaches: Tensor
+    """float32 [N, parts, 8]: how many, or how much, of a part reach each pivot"""
+    tickets: Tensor
+    """int32 [N], 0 between kernels"""
+    most_listed: Tensor
+    """int32 [N]: no more tokens than that will be listed"""
+    listed: Tensor
+    """int32 [N]: tokens of the long list, counting on where the room ends"""
+    token_values: Tensor
+    """float32 [N, room]"""
+    token_ids: Tensor
+    """int32 [N, room]"""
+    kept_sums: Tensor
+    """float32 [N, T]: as `Tiles.sums`, of kept tokens"""
+
+
+class Summary(NamedTuple):
+    """What the draw leaves behind for logprobs, one entry a row."""
+
+    floats: Tensor
+    """float64 [4, N]: row maximum, log of the kept mass, raw maximum, log of the raw mass"""
+    cut_value: Tensor
+    """float32 [N]: value of the last kept token; -inf without filters"""
+    cut_id: Tensor
+    """int32 [N]: its id"""
+    rank: Tensor
+    """int32 [N]: 1 + tokens before the drawn one in the order of values; 0 where it is not known"""
+    path: Tensor
+    """int32 [N]: see `paths.Path`"""
+    num_rows: int
+    """N"""
+
+
+class Wanted(NamedTuple):
+    """Which logprobs each row wants, as `LogprobsWanted`."""
+
+    wanted: Tensor
+    num_top: Tensor
+    token_ids: Tensor
+    num_token_ids: int
+
+
+class Drawn(NamedTuple):
+    """The outputs of the draw."""
+
+    token_ids: Tensor
+    """int64 [N]"""
+    status: Tensor
+    """uint8 [N]"""
+
+
+class Columns(NamedTuple):
+    """The outputs of logprobs."""
+
+    ids: Tensor
+    """int64 [N, C]"""
+    logprobs: Tensor
+    """float32 [N, C]"""
+    ranks: Tensor
+    """int64 [N]"""
+    count: int  # type: ignore[assignment]
+    """C"""

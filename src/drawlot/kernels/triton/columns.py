@@ -1,0 +1,212 @@
+"""Logprobs in the four modes: the drawn token, its rank, the top tokens, the ids asked for."""
+
+import triton
+import triton.language as tl
+
+from drawlot.kernels.triton.listing import clear_list, comes_before, line_of, list_tokens, load_list, select_tiles
+from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.reduce import span
+from drawlot.kernels.triton.scan import raw_apart
+from drawlot.kernels.triton.slow_cut import cut_at_count
+from drawlot.kernels.triton.states import temperature_of
+from drawlot.kernels.triton.values import (
+    LAST_ID,
+    MINUS_INF,
+    MINUS_INF_ORDER,
+    ids_of,
+    load_raw,
+    load_values,
+    order_of,
+)
+
+_LARGEST = tl.constexpr(3.4028234663852886e38)
+_BLOCK = tl.constexpr(128)
+_CHUNK = tl.constexpr(32)
+
+
+@triton.jit
+def columns_kernel(
+    rows,
+    states,
+    tiles,
+    lists,
+    wanted,
+    drawn,
+    summary,
+    columns,
+    RAW: tl.constexpr,
+    LOGITS: tl.constexpr,
+    T: tl.constexpr,
+    ROOM: tl.constexpr,
+    GATHER: tl.constexpr,
+    TILES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program: one row. RAW: of the model's logits, not of the processed distribution; LOGITS: no logarithms."""
+    row = tl.program_id(0).to(tl.int64)
+    follow(OVERLAP)
+    ids, logprobs = columns.ids + row * columns.count, columns.logprobs + row * columns.count
+    start = 0
+    while start < columns.count:
+        column = start + tl.arange(0, _BLOCK)
+        tl.store(ids + column, -1, mask=column < columns.count)
+        tl.store(logprobs + column, MINUS_INF, mask=column < columns.count)
+        start += _BLOCK
+    token = tl.load(drawn.token_ids + row).to(tl.int32)
+    # A skipped row has no token, and its state is not there to be read.
+    state = tl.load(states.index + row)
+    if (token < 0) | (tl.load(wanted.wanted + tl.maximum(state, 0)) == 0):
+        tl.store(columns.ranks + row, 0)
+        return
+    tl.debug_barrier()
+
+    law = _law(states, summary, state, row, RAW)
+    own = token + tl.arange(0, 1)
+    x = _load(rows, row, own, own >= 0, RAW)
+    tl.store(ids + tl.arange(0, 1), own)
+    tl.store(logprobs + tl.arange(0, 1), _result(x, own, law, RAW, LOGITS))
+
+    start = 0
+    while start < wanted.num_token_ids:
+        column = start + tl.arange(0, _BLOCK)
+        asked = tl.load(
+            wanted.token_ids + state * wanted.num_token_ids + column, mask=column < wanted.num_token_ids, other=-1
+        )
+        asked = asked.to(tl.int32)
+        value = _load(rows, row, asked, asked >= 0, RAW)
+        tl.store(ids + 1 + column, asked, mask=asked >= 0)
+        tl.store(logprobs + 1 + column, _result(value, asked, law, RAW, LOGITS), mask=asked >= 0)
+        start += _BLOCK
+
+    num_top = tl.load(wanted.num_top + state)
+    rank = tl.load(summary.rank + row)
+    if (num_top > 0) | (rank == 0):
+        tile = tl.arange(0, T)
+        at = row * tiles.stride + tile
+        maxima = tl.load(tiles.maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
+        if RAW and tiles.raw_sums is not None:
+            if raw_apart(rows, states, state, row):
+                maxima = tl.load(tiles.raw_maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
+        if (num_top > 0) & (num_top <= ROOM):
+            _put_top(rows, row, lists, maxima, num_top, law, ids, logprobs, RAW, LOGITS, T, ROOM, GATHER, TILES)
+        if rank == 0:
+            tl.debug_barrier()
+            rank = 1 + _count_before(rows, row, lists, maxima, tl.max(x), token, RAW, T, GATHER)
+    tl.store(columns.ranks + row, rank)
+
+
+@triton.jit
+def _law(states, summary, state, row, RAW: tl.constexpr):
+    """maximum and log of the mass, temperature (float64), order and id of the last kept token."""
+    if RAW:
+        maximum = tl.load(summary.floats + 2 * summary.num_rows + row)
+        log_mass = tl.load(summary.floats + 3 * summary.num_rows + row)
+        temperature = maximum * 0 + 1
+        cut_order, cut_id = tl.full([], MINUS_INF_ORDER, tl.int32), tl.full([], -1, tl.int32)
+    else:
+        maximum = tl.load(summary.floats + row)
+        log_mass = tl.load(summary.floats + summary.num_rows + row)
+        temperature = temperature_of(states, state)
+        temperature = tl.where(temperature == 0, 1.0, temperature)
+        cut_order, cut_id = order_of(tl.load(summary.cut_value + row)), tl.load(summary.cut_id + row)
+    return maximum, log_mass, temperature, cut_order, cut_id
+
+
+@triton.jit
+def _load(rows, row, ids, mask, RAW: tl.constexpr):
+    if RAW:
+        x = load_raw(rows, row, ids, mask)
+    else:
+        x = load_values(rows, row, ids, mask)
+    return x
+
+
+@triton.jit
+def _result(x, ids, law, RAW: tl.constexpr, LOGITS: tl.constexpr):
+    """float32 logprob, or logit, of tokens of these values; -inf where nothing is kept."""
+    maximum, log_mass, temperature, cut_order, cut_id = law
+    order = order_of(x)
+    kept = (x > MINUS_INF) & ((order > cut_order) | ((order == cut_order) & (ids <= cut_id)))
+    if LOGITS:
+        result = tl.minimum(tl.maximum(x.to(tl.float64) / temperature, -_LARGEST), _LARGEST)
+    else:
+        result = (x.to(tl.float64) - maximum) / temperature - log_mass
+    return tl.where(kept, result.to(tl.float32), MINUS_INF)
+
+
+@triton.jit
+def _put_top(
+    rows,
+    row,
+    lists,
+    maxima,
+    num_top,
+    law,
+    ids,
+    logprobs,
+    RAW: tl.constexpr,
+    LOGITS: tl.constexpr,
+    T: tl.constexpr,
+    ROOM: tl.constexpr,
+    GATHER: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Stores the first num_top (at most ROOM) kept tokens of the order from column 1 on."""
+    _, _, _, cut_order, cut_id = law
+    tile = tl.arange(0, T)
+    has_token = maxima > MINUS_INF
+    orders = order_of(maxima)
+    highest, lowest, num_tiles = span(orders, tl.where(has_token, orders, LAST_ID), has_token.to(tl.int32))
+    line, _ = line_of(orders, has_token, lowest, highest, num_tiles, num_top)
+    cut_id = tl.where(line > cut_order, LAST_ID, cut_id)
+    cut_order = tl.maximum(line, cut_order)
+    selected = has_token & (orders >= cut_order)
+    select_tiles(lists, row, tile, selected)
+    clear_list(lists, row, ROOM)
+    num_selected = tl.sum(selected.to(tl.int32))
+    tl.debug_barrier()
+    listed = list_tokens(rows, row, lists, num_selected, cut_order, cut_id, RAW, ROOM, GATHER)
+    if listed > ROOM:
+        # Too many reach the line: the exact cut, which leaves num_top of them.
+        cut_order64, cut_id = cut_at_count(
+            rows, row, num_top, MINUS_INF_ORDER + 1, highest.to(tl.int64) + 1, 0, RAW, TILES
+        )
+        cut_order = cut_order64.to(tl.int32)
+        tl.debug_barrier()
+        selected = has_token & (orders >= cut_order)
+        select_tiles(lists, row, tile, selected)
+        clear_list(lists, row, ROOM)
+        num_selected = tl.sum(selected.to(tl.int32))
+        tl.debug_barrier()
+        listed = list_tokens(rows, row, lists, num_selected, cut_order, cut_id, RAW, ROOM, GATHER)
+    tl.debug_barrier()
+    value, token = load_list(lists, row, tl.arange(0, ROOM))
+    rank = tl.zeros([ROOM], tl.int32)
+    start = 0
+    while start < listed:
+        other_value, other_token = load_list(lists, row, start + tl.arange(0, _CHUNK))
+        earlier = comes_before(other_value[:, None], other_token[:, None], value[None, :], token[None, :])
+        rank += tl.sum(earlier.to(tl.int32), 0)
+        start += _CHUNK
+    top = (tl.arange(0, ROOM) < listed) & (rank < num_top)
+    tl.store(ids + 1 + rank, token, mask=top)
+    tl.store(logprobs + 1 + rank, _result(value, token, law, RAW, LOGITS), mask=top)
+
+
+@triton.jit
+def _count_before(rows, row, lists, maxima, x, token, RAW: tl.constexpr, T: tl.constexpr, GATHER: tl.constexpr):
+    """How many tokens come before (x, token)."""
+    selected = (maxima >= x) & (maxima > MINUS_INF)
+    select_tiles(lists, row, tl.arange(0, T), selected)
+    num_selected = tl.sum(selected.to(tl.int32))
+    tl.debug_barrier()
+    count = 0
+    start = 0
+    while start < num_selected:
+        slot = start + tl.arange(0, GATHER)
+        tile = tl.load(lists.tile_ids + row * lists.width + slot, mask=slot < num_selected, other=0)
+        ids = ids_of(tile)
+        values = _load(rows, row, ids, (slot < num_selected)[:, None], RAW)
+        count += tl.sum(tl.sum(comes_before(values, ids, x, token).to(tl.int32), 1), 0)
+        start += GATHER
+    return count

@@ -1,0 +1,20 @@
+"""Programmatic dependent launch: a kernel is set up while the one before it runs (CUDA, Hopper and newer)."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def follow(OVERLAP: tl.constexpr):
+    """Wait for the kernel before this one, and let the next one be set up; first thing in every kernel."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def let_next_start(OVERLAP: tl.constexpr):
+    """For a kernel that follows others' kernels: it begins when they end."""
+    if OVERLAP:
+        gdc_launch_dependents()

@@ -1,0 +1,59 @@
+"""The draw: a race over tiles of 128 ids, then a race inside the winning tile."""
+
+import triton
+import triton.language as tl
+
+from drawlot import rng
+from drawlot.kernels.triton.noise import gumbel
+from drawlot.kernels.triton.reduce import first_largest
+from drawlot.kernels.triton.states import scale_of
+from drawlot.kernels.triton.values import TILE, load_values, order_of
+
+TARGET_TILE = tl.constexpr(int(rng.Stream.TARGET_TILE))
+TARGET_TOKEN = tl.constexpr(int(rng.Stream.TARGET_TOKEN))
+
+
+@triton.jit
+def race(ids, z, payload, key, stream, WIDE: tl.constexpr):
+    """The id with the largest z + noise, the lower id among equals, and its payload.
+
+    ids: int32; z: float32 or, if WIDE, float64; -inf where an id may not win; key: what `states.noise_key` returns.
+    """
+    noise = gumbel(ids, key[0], key[1], stream, key[2], key[3], WIDE)
+    return first_largest(z + noise, ids, payload)
+
+
+@triton.jit
+def z_of(x, row_max, temperature, WIDE: tl.constexpr):
+    """(x - row_max) / T of float32 values, in float32; in float64 if WIDE."""
+    if WIDE:
+        z = (x.to(tl.float64) - row_max) / temperature
+    else:
+        # The difference first: scaled values would tie where logits do not.
+        z = (x - row_max) * scale_of(temperature)
+    return z
+
+
+@triton.jit
+def race_of_tiles(maxima, sums, row_max, temperature, tile, key, WIDE: tl.constexpr):
+    """The winning tile, and the row's mass (float32).
+
+    maxima, sums: float32 [T], of kept tokens, the sums relative to the tile's maximum; 0 for a tile that keeps none.
+    """
+    has_mass = sums > 0
+    shift = z_of(tl.where(has_mass, maxima, row_max), row_max, temperature, WIDE)
+    log_mass = tl.where(has_mass, tl.log(tl.where(has_mass, sums, 1.0)) + shift, float("-inf"))
+    best, _ = race(tile, log_mass, tile, key, TARGET_TILE, WIDE)
+    return best, tl.sum(sums * tl.exp(shift.to(tl.float32)))
+
+
+@triton.jit
+def race_in_tile(rows, row, tile, cut_order, cut_id, row_max, temperature, key, WIDE: tl.constexpr):
+    """The winner among the tokens of one tile that a cut keeps."""
+    ids = tile * TILE + tl.arange(0, TILE)
+    x = load_values(rows, row, ids, ids >= 0)
+    order = order_of(x)
+    kept = (x > float("-inf")) & ((order > cut_order) | ((order == cut_order) & (ids <= cut_id)))
+    z = tl.where(kept, z_of(x, row_max, temperature, WIDE), float("-inf"))
+    token, _ = race(ids, z, ids, key, TARGET_TOKEN, WIDE)
+    return token

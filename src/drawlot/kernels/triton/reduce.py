@@ -1,0 +1,107 @@
+"""Several reductions of a block at once: each costs a barrier, and a finish has many."""
+
+import triton
+import triton.language as tl
+from triton.knobs import runtime
+
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF
+
+_ONE_BY_ONE = tl.constexpr(runtime.interpret)
+"""The interpreter reduces tuples in Python, element by element"""
+
+
+@triton.jit
+def span(largest, smallest, count):
+    """Maximum, minimum and sum of three int32 blocks."""
+    if _ONE_BY_ONE:
+        result = tl.max(largest), tl.min(smallest), tl.sum(count)
+    else:
+        result = tl.reduce((largest, smallest, count), 0, _span)
+    return result
+
+
+@triton.jit
+def _span(a_largest, a_smallest, a_count, b_largest, b_smallest, b_count):
+    return tl.maximum(a_largest, b_largest), tl.minimum(a_smallest, b_smallest), a_count + b_count
+
+
+@triton.jit
+def sum_two(first, second):
+    """Sums of two blocks."""
+    if _ONE_BY_ONE:
+        result = tl.sum(first), tl.sum(second)
+    else:
+        result = tl.reduce((first, second), 0, _sum_two)
+    return result
+
+
+@triton.jit
+def _sum_two(a_first, a_second, b_first, b_second):
+    return a_first + b_first, a_second + b_second
+
+
+@triton.jit
+def sum_four(a, b, c, d):
+    """Sums of four blocks."""
+    if _ONE_BY_ONE:
+        result = tl.sum(a), tl.sum(b), tl.sum(c), tl.sum(d)
+    else:
+        result = tl.reduce((a, b, c, d), 0, _sum_four)
+    return result
+
+
+@triton.jit
+def _sum_four(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def first_largest(key, token, payload):
+    """The token with the largest key, the lower one among equals, and its payload; int32 both."""
+    if _ONE_BY_ONE:
+        winner = tl.min(tl.where((key == tl.max(key)) & (key > MINUS_INF), token, LAST_ID))
+        result = winner, tl.max(tl.where(token == winner, payload, -LAST_ID))
+    else:
+        _, winner, payload = tl.reduce((key, token, payload), 0, _first_largest)
+        result = winner, payload
+    return result
+
+
+@triton.jit
+def _first_largest(a_key, a_token, a_payload, b_key, b_token, b_payload):
+    a_wins = (a_key > b_key) | ((a_key == b_key) & (a_token < b_token))
+    key = tl.where(a_wins, a_key, b_key)
+    return key, tl.where(a_wins, a_token, b_token), tl.where(a_wins, a_payload, b_payload)
+
+
+@triton.jit
+def total_and_last(mass, kept, rank, value, token):
+    """The kept tokens' mass, and value and id of the one with the largest rank; at least one is kept."""
+    mass = tl.where(kept, mass, 0.0)
+    rank = tl.where(kept, rank, -1)
+    if _ONE_BY_ONE:
+        last = kept & (rank == tl.max(rank))
+        result = tl.sum(mass), tl.max(tl.where(last, value, MINUS_INF)), tl.min(tl.where(last, token, LAST_ID))
+    else:
+        total, _, value, token = tl.reduce((mass, rank, value, token), 0, _total_and_last)
+        result = total, value, token
+    return result
+
+
+@triton.jit
+def _total_and_last(a_mass, a_rank, a_value, a_token, b_mass, b_rank, b_value, b_token):
+    a_last = a_rank > b_rank
+    rank = tl.maximum(a_rank, b_rank)
+    return a_mass + b_mass, rank, tl.where(a_last, a_value, b_value), tl.where(a_last, a_token, b_token)
+
+
+@triton.jit
+def sum_by_tile(mass, tile):
+    """Running sums of a block within runs of equal tiles: the last of a run has all of it."""
+    sums, _ = tl.associative_scan((mass, tile), 0, _sum_by_tile)
+    return sums
+
+
+@triton.jit
+def _sum_by_tile(a_mass, a_tile, b_mass, b_tile):
+    return tl.where(a_tile == b_tile, a_mass + b_mass, b_mass), b_tile

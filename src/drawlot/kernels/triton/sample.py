@@ -1,0 +1,121 @@
+"""Launches: the scan, the finish of each row, whole reads for rows that need them, then logprobs."""
+
+import torch
+import triton
+from torch import Tensor
+
+from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SampledRows
+from drawlot.kernels.triton.all_tokens import put_many_top_tokens
+from drawlot.kernels.triton.arguments import Drawn, States, Wanted
+from drawlot.kernels.triton.finish import finish_kernel
+from drawlot.kernels.triton.launch import Launch, pack
+from drawlot.kernels.triton.logprobs import launch_of_columns
+from drawlot.kernels.triton.scan import scan_kernel
+from drawlot.kernels.triton.whole_rows import whole_rows_kernel
+from drawlot.kernels.triton.workspace import (
+    FINISH_REGISTERS,
+    GATHER,
+    LONG_ROOM,
+    NUM_WARPS,
+    ROOM,
+    SCAN_TILES,
+    SCAN_WARPS,
+    WHOLE_TILES,
+    Workspace,
+    columns_of,
+    overlaps,
+    programs_together,
+    rows_of,
+    wanted_of,
+)
+
+
+def sample_rows(
+    logits: Tensor, params: RowParams, edits: Edits, wanted: LogprobsWanted | None, *, wide: bool = False
+) -> SampledRows:
+    """Draws one token for each row; see `RowParams`, `Edits`, `LogprobsWanted` and `SampledRows` for shapes."""
+    n, device = len(logits), logits.device
+    drawn = Drawn(torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.uint8, device=device))
+    columns = None if wanted is None else columns_of(wanted, n, device)
+    if n:
+        rows, states = rows_of(logits, edits), _states(params)
+        raw = wanted is not None and wanted.mode.startswith("raw")
+        work = Workspace.of(n, rows.num_tiles, device, raw=raw)
+        asked = None if wanted is None else wanted_of(wanted)
+        packed = pack(rows), pack(states)
+        for launch in launches_of_draw(work, rows.num_tiles, asked, drawn, wide=wide):
+            launch(n, *packed)
+        if wanted is not None and asked is not None and columns is not None:
+            launch_of_columns(work, asked, drawn, columns, wanted.mode)(n, *packed)
+            put_many_top_tokens(rows, states, wanted, drawn, work.summary, columns)
+    return SampledRows(drawn.token_ids, drawn.status, None if columns is None else columns[:3])
+
+
+def launches_of_draw(
+    work: Workspace, num_tiles: int, wanted: Wanted | None, drawn: Drawn, *, wide: bool
+) -> list[Launch]:
+    """What draws the tokens of rows; each launch is given the rows and their states."""
+    num_blocks, num_parts = triton.cdiv(num_tiles, SCAN_TILES), triton.cdiv(num_tiles, WHOLE_TILES)
+    num_programs = programs_together(drawn.status.device)
+    raw = work.tiles.raw_sums is not None
+    # Noise has the bits of `rng` only without fused multiply-add.
+    how = {"OVERLAP": overlaps(drawn.status.device), "enable_fp_fusion": False}
+    follow = {"num_warps": NUM_WARPS, "launch_pdl": how["OVERLAP"]}
+    return [
+        Launch(
+            scan_kernel,
+            lambda n: n * num_blocks,
+            work.tiles,
+            wanted,
+            num_blocks,
+            TILES=SCAN_TILES,
+            num_warps=SCAN_WARPS,
+            **how,
+        ),
+        Launch(
+            finish_kernel,
+            lambda n: n,
+            work.tiles,
+            work.lists,
+            work.whole,
+            wanted,
+            drawn,
+            work.summary,
+            RAW=raw,
+            WIDE=wide,
+            T=work.tile_block,
+            ROOM=ROOM,
+            GATHER=GATHER,
+            maxnreg=FINISH_REGISTERS,
+            **how,
+            **follow,
+        ),
+        Launch(
+            whole_rows_kernel,
+            lambda n: num_programs,
+            work.tiles,
+            work.whole,
+            drawn,
+            work.summary,
+            num_programs,
+            num_parts,
+            RAW=raw,
+            WIDE=wide,
+            T=work.tile_block,
+            PARTS=triton.next_power_of_2(num_parts),
+            TILES=WHOLE_TILES,
+            ROOM=LONG_ROOM,
+            maxnreg=128,
+            **how,
+            **follow,
+        ),
+    ]
+
+
+def _states(params: RowParams) -> States:
+    """Tables of one request a row."""
+    n = len(params.seed)
+    floats = torch.stack((params.temperature, params.top_p, params.min_p))
+    ints = torch.stack((params.top_k, params.seed, params.choice))
+    index = torch.arange(n, device=floats.device)
+    return States(floats, ints, n, index, params.position.contiguous(), params.row.contiguous())

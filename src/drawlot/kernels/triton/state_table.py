@@ -1,0 +1,81 @@
+"""The numbers of requests in permanent places on the device, and how the host writes them."""
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+
+from drawlot.kernels.requests import Request
+from drawlot.kernels.triton.launch import Launch, pack
+from drawlot.kernels.triton.tensors import refuse_capture
+
+# Fields of a request, one row of the table each: temperature, top_p, min_p (the bits of float64), top_k, seed, choice,
+# whether it wants logprobs, how many top tokens, its slot among requests with edits (-1: none).
+FIRST_INT, WANTED, NUM_TOP, SLOT, NUM_FIELDS = 3, 6, 7, 8, 9
+_BLOCK = 128
+
+
+class StateTable:
+    """One column a request. The host stages writes; one copy and one kernel bring them to the device."""
+
+    def __init__(self, max_num_reqs: int, device: torch.device) -> None:
+        self.table = torch.zeros((NUM_FIELDS, max_num_reqs), dtype=torch.int64, device=device)
+        self.table[SLOT] = -1
+        # First their count; then lines of a state and its fields.
+        self._arrived = torch.zeros((max_num_reqs + 1, 1 + NUM_FIELDS), dtype=torch.int64, device=device)
+        self._packed = pack(self._arrived), pack(self.table)
+        self._write = Launch(write_kernel, lambda n: n, max_num_reqs, NUM_FIELDS=NUM_FIELDS, BLOCK=_BLOCK)
+        self._start_staging()
+
+    def add_request(self, req_idx: int, request: Request, slot: int) -> None:
+        """Stage the numbers of a request."""
+        column = self._column(req_idx)
+        column[:FIRST_INT].view(np.float64)[:] = request.temperature, request.top_p, request.min_p
+        wanted = request.num_top is not None
+        column[FIRST_INT:] = request.top_k, request.seed, request.choice, wanted, request.num_top or 0, slot
+
+    def remove_request(self, req_idx: int) -> None:
+        """Stage that the place is free: whatever may still be done there, it edits nothing."""
+        column = self._column(req_idx)
+        column[:] = 0
+        column[SLOT] = -1
+
+    def apply_staged_writes(self) -> None:
+        """Bring what was staged to the device.
+
+        Raises:
+            InputError: The stream is being captured; a graph would repeat the writes for ever.
+        """
+        count = len(self._line_of)
+        if count == 0:
+            return
+        refuse_capture(self.table, "writes are staged: call apply_staged_writes() before the capture")
+        self._lines[0, 0] = count
+        self._arrived.copy_(self._staging, non_blocking=True)
+        self._write(triton.cdiv(count, _BLOCK), *self._packed)
+        self._start_staging()
+
+    def _start_staging(self) -> None:
+        # Torch gives out pinned memory again when the device has read it, so that nobody waits for that.
+        on_gpu = self.table.is_cuda
+        self._staging = torch.empty(self._arrived.shape, dtype=torch.int64, pin_memory=on_gpu)
+        self._lines = self._staging.numpy()
+        self._line_of: dict[int, int] = {}
+
+    def _column(self, req_idx: int) -> NDArray[np.int64]:
+        """Where the fields of a state are staged; the last ones to be written count."""
+        line = self._line_of.setdefault(req_idx, 1 + len(self._line_of))
+        self._lines[line, 0] = req_idx
+        return self._lines[line, 1:]
+
+
+@triton.jit
+def write_kernel(staging, table, num_states, NUM_FIELDS: tl.constexpr, BLOCK: tl.constexpr):
+    """Program: BLOCK staged columns, which are lines of the staging memory. num_states: columns of the table."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < tl.load(staging)
+    line = staging + (1 + at) * (1 + NUM_FIELDS)
+    state = tl.load(line, mask=mask, other=0)
+    for field in tl.static_range(NUM_FIELDS):
+        tl.store(table + field * num_states + state, tl.load(line + 1 + field, mask=mask, other=0), mask=mask)

@@ -1,0 +1,51 @@
+"""The parameters of a row."""
+
+import triton
+import triton.language as tl
+
+_SMALLEST_TEMPERATURE = tl.constexpr(2.0**-126)
+
+
+@triton.jit
+def temperature_of(states, state):
+    """float64, 0 = greedy; small ones as `inputs.SMALLEST_TEMPERATURE`."""
+    temperature = tl.load(states.floats + state)
+    return tl.where(temperature == 0, temperature, tl.maximum(temperature, _SMALLEST_TEMPERATURE))
+
+
+@triton.jit
+def filters_of(states, state):
+    """top_k (int64, 0 = off), top_p and min_p (float64; 1 and 0 = off)."""
+    top_k = tl.maximum(tl.load(states.ints + state), 0)
+    top_p = tl.load(states.floats + states.num_states + state)
+    min_p = tl.load(states.floats + 2 * states.num_states + state)
+    return top_k, top_p, min_p
+
+
+@triton.jit
+def scan_scale(states, state):
+    """float32: the scan sums at this scale what the row will read: 1 / T for tile races and top-p, else 1.
+
+    Greedy rows and rows with top_k never read masses of whole rows at T, so that their pass serves raw logprobs.
+    """
+    temperature = temperature_of(states, state)
+    top_k, _, _ = filters_of(states, state)
+    return tl.where((temperature == 0) | (top_k > 0), 1.0, scale_of(temperature))
+
+
+@triton.jit
+def scale_of(temperature):
+    """float32 1 / T; never 0, so that it keeps -inf."""
+    return tl.maximum(1.0 / temperature.to(tl.float32), 2.0**-126)
+
+
+@triton.jit
+def noise_key(states, state, row):
+    """seed, position, choice and row within the step: what noise is a function of, beside stream and id."""
+    seed = tl.load(states.ints + states.num_states + state)
+    choice = tl.load(states.ints + 2 * states.num_states + state)
+    position = tl.load(states.positions + row)
+    step_row = position * 0
+    if states.step_rows is not None:
+        step_row = tl.load(states.step_rows + row)
+    return seed, position, choice, step_row

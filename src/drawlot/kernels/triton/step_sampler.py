@@ -1,0 +1,209 @@
+"""Draws for requests in tables on the device, in memory of its own: a step allocates nothing and waits for nothing."""
+
+from collections.abc import Hashable, Sequence
+from itertools import count, product
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from drawlot.errors import InputError
+from drawlot.kernels.inputs import TILE, LogprobsWanted, SampledRows
+from drawlot.kernels.requests import Request, RequestEdits
+from drawlot.kernels.triton.all_tokens import put_many_top_tokens
+from drawlot.kernels.triton.arguments import Columns, Drawn, Rows, States, Wanted
+from drawlot.kernels.triton.edit_tables import EditSlots
+from drawlot.kernels.triton.launch import Launch, pack
+from drawlot.kernels.triton.logprobs import launch_of_columns
+from drawlot.kernels.triton.sample import launches_of_draw
+from drawlot.kernels.triton.state_table import FIRST_INT, NUM_TOP, SLOT, WANTED, StateTable
+from drawlot.kernels.triton.tensors import one_a_row, refuse_capture, upload
+from drawlot.kernels.triton.workspace import ROOM, Workspace, edited_rows
+from drawlot.outputs import LogitsRows
+from drawlot.params import MAX_LOGPROB_TOKEN_IDS
+
+
+class _Plan(NamedTuple):
+    """The launches of a step and what they write to."""
+
+    serial: int
+    launches: list[Launch]
+    drawn: Drawn
+    columns: Columns | None
+    outputs: dict[int, SampledRows]
+    """By number of rows"""
+
+
+class StepSampler:
+    """See `requests.StepSampler`."""
+
+    def __init__(
+        self, max_num_reqs: int, vocab_size: int, device: torch.device, logprobs_mode: str, *, wide: bool
+    ) -> None:
+        """Room for max_num_reqs requests, and for as many rows of a step until one has more."""
+        self._vocab_size = vocab_size
+        self._num_tiles = triton.cdiv(vocab_size, TILE)
+        self._mode = logprobs_mode
+        self._wide = wide
+        self._numbers = StateTable(max_num_reqs, device)
+        table = self._numbers.table
+        self._floats, self._ints = table[:FIRST_INT].view(torch.float64), table[FIRST_INT:]
+        self._edits = EditSlots(table[SLOT], vocab_size)
+        self._wanted = Wanted(table[WANTED], table[NUM_TOP], table.new_empty((max_num_reqs, 0)), 0)
+        # Of live requests that want logprobs: how many top tokens, and how many ids instead.
+        self._num_top: dict[int, int] = {}
+        self._num_ids: dict[int, int] = {}
+        self._serials = count()
+        self._plans: dict[int, _Plan] = {}
+        self._reserve_rows(max_num_reqs)
+
+    def add_request(self, req_idx: int, request: Request) -> None:
+        """Take in a request; its row is free."""
+        slot = self._edits.add_request(req_idx, request.edits, self._max_rows)
+        self._numbers.add_request(req_idx, request, slot)
+        if request.num_top is not None:
+            self._num_top[req_idx] = request.num_top
+        if request.logprob_token_ids:
+            self._num_ids[req_idx] = len(request.logprob_token_ids)
+            self._write_token_ids(req_idx, request.logprob_token_ids)
+
+    def remove_request(self, req_idx: int) -> None:
+        """Forget a request."""
+        self._numbers.remove_request(req_idx)
+        self._edits.remove_request(req_idx)
+        self._num_top.pop(req_idx, None)
+        if self._num_ids.pop(req_idx, None) is not None:
+            self._wanted.token_ids[req_idx].fill_(-1)
+
+    def apply_staged_writes(self) -> None:
+        """Bring added requests to the device."""
+        with torch.cuda.device_of(self._floats):
+            self._numbers.apply_staged_writes()
+
+    @property
+    def capture_key(self) -> Hashable:
+        """A captured step may be replayed as long as this is what it was at the capture."""
+        return self._plan().serial, self._edits.capture_key
+
+    def sample(self, logits: Tensor, rows: LogitsRows, bitmask: Tensor | None) -> SampledRows:
+        """Draw a token for each row of logits [N, >= V]; the next call overwrites what is returned."""
+        self.apply_staged_writes()
+        n = len(logits)
+        if n > self._max_rows:
+            self._reserve_rows(triton.next_power_of_2(n))
+        plan = self._plan()
+        outputs = plan.outputs.get(n)
+        if outputs is None:
+            outputs = plan.outputs[n] = _first(n, plan)
+        if n:
+            with torch.cuda.device_of(logits):
+                self._draw(plan, outputs, self._rows(logits, rows, bitmask), self._states(rows, n))
+        return outputs
+
+    def commit(self, idx_mapping: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
+        """Remember what was emitted; shapes as in `Sampler.commit`."""
+        self.apply_staged_writes()
+        with torch.cuda.device_of(self._floats):
+            self._edits.commit(idx_mapping, token_ids, num_sampled)
+
+    def warm_up(self, logits: Tensor, bitmask: Tensor | None) -> None:
+        """Compile all that steps with such logits need, by steps of one row; no request is alive."""
+        zero, one = (torch.full((1,), number, dtype=torch.int64, device=self._floats.device) for number in (0, 1))
+        rows = LogitsRows(zero, zero, zero, zero, zero, zero)
+        edits = RequestEdits((0,), (), (), 0, {}, 1.0, 0.0, 0.0, (), (), ((0, 0),), looks_back=True)
+        for request_edits, num_top in product((None, edits), (None, 0)):
+            self.add_request(0, Request(0.0, 1.0, 0.0, 0, 0, 0, num_top, (), request_edits))
+            for mask in (None,) if bitmask is None else (None, bitmask[:1]):
+                self.sample(logits[:1], rows, mask)
+            self.commit(zero, zero.unsqueeze(1), one)
+            self.remove_request(0)
+
+    def _rows(self, logits: Tensor, rows: LogitsRows, bitmask: Tensor | None) -> Rows:
+        for name, tensor in (("logits", logits), ("allowed_bitmask", bitmask)):
+            if tensor is not None and tensor.device != self._floats.device:
+                raise InputError(f"{name}: must lie on {self._floats.device}; got {tensor.device}")
+        edits = self._edits.rows(rows) if self._edits else None
+        return edited_rows(logits, self._vocab_size, bitmask, None, edits)
+
+    def _states(self, rows: LogitsRows, n: int) -> States:
+        index, positions = one_a_row(rows.expanded_idx_mapping, n), one_a_row(rows.positions, n)
+        return States(self._floats, self._ints, self._floats.shape[1], index, positions, None)
+
+    def _draw(self, plan: _Plan, outputs: SampledRows, rows: Rows, states: States) -> None:
+        n, packed_rows, packed_states = len(outputs.token_ids), pack(rows), pack(states)
+        self._edits.find_bad_words(n, packed_rows, packed_states)
+        for launch in plan.launches:
+            launch(n, packed_rows, packed_states)
+        max_top = max(self._num_top.values(), default=0)
+        if outputs.logprobs is not None and max_top > ROOM:
+            index = states.index.clamp(min=0)
+            wanted, num_top = self._wanted.wanted[index] != 0, self._wanted.num_top[index]
+            put_many_top_tokens(
+                rows,
+                states,
+                LogprobsWanted(self._mode, wanted, num_top, self._wanted.token_ids[index], max_top),
+                Drawn(outputs.token_ids, outputs.status),
+                self._work.summary,
+                Columns(*outputs.logprobs, outputs.logprobs[0].shape[1]),
+            )
+
+    def _reserve_rows(self, max_rows: int) -> None:
+        """Make room for steps of so many rows."""
+        refuse_capture(self._floats, "it has more rows than any before")
+        self._max_rows = max_rows
+        device, raw = self._floats.device, self._mode.startswith("raw")
+        self._work = Workspace.of(max_rows, self._num_tiles, device, raw=raw)
+        self._edits.reserve_rows(max_rows)
+        self._plans.clear()
+
+    def _plan(self) -> _Plan:
+        """What a step does for the requests alive."""
+        num_columns = 0
+        if self._num_top:
+            num_columns = 1 + max(*self._num_top.values(), *self._num_ids.values(), 0)
+        plan = self._plans.get(num_columns)
+        if plan is None:
+            refuse_capture(self._floats, "it has not run before with what its requests ask for")
+            if num_columns > 1 + ROOM:
+                # Columns for the vocabulary are not kept for later.
+                self._plans = {c: kept for c, kept in self._plans.items() if c <= 1 + ROOM}
+            plan = self._plans[num_columns] = self._new_plan(num_columns)
+        return plan
+
+    def _new_plan(self, num_columns: int) -> _Plan:
+        n, work, device = self._max_rows, self._work, self._floats.device
+        drawn = Drawn(
+            torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.uint8, device=device)
+        )
+        if num_columns == 0:
+            work = work._replace(tiles=work.tiles._replace(raw_maxima=None, raw_sums=None))
+            launches = launches_of_draw(work, self._num_tiles, None, drawn, wide=self._wide)
+            return _Plan(next(self._serials), launches, drawn, None, {})
+        columns = Columns(
+            torch.empty(n * num_columns, dtype=torch.int64, device=device),
+            torch.empty(n * num_columns, dtype=torch.float32, device=device),
+            torch.empty(n, dtype=torch.int64, device=device),
+            num_columns,
+        )
+        launches = launches_of_draw(work, self._num_tiles, self._wanted, drawn, wide=self._wide)
+        launches.append(launch_of_columns(work, self._wanted, drawn, columns, self._mode))
+        return _Plan(next(self._serials), launches, drawn, columns, {})
+
+    def _write_token_ids(self, req_idx: int, ids: Sequence[int]) -> None:
+        if self._wanted.num_token_ids == 0:
+            shape = self._floats.shape[1], MAX_LOGPROB_TOKEN_IDS
+            table = self._wanted.token_ids.new_full(shape, -1)
+            self._wanted = self._wanted._replace(token_ids=table, num_token_ids=MAX_LOGPROB_TOKEN_IDS)
+            self._plans.clear()
+        self._wanted.token_ids[req_idx, : len(ids)] = upload(torch.tensor(ids), self._floats.device)
+
+
+def _first(n: int, plan: _Plan) -> SampledRows:
+    """The outputs of n rows."""
+    logprobs = None
+    if plan.columns is not None:
+        ids, values, ranks, num_columns = plan.columns
+        cells = n * num_columns
+        logprobs = ids[:cells].view(n, num_columns), values[:cells].view(n, num_columns), ranks[:n]
+    return SampledRows(plan.drawn.token_ids[:n], plan.drawn.status[:n], logprobs)

@@ -1,0 +1,28 @@
+"""What a row's draw leaves behind, from which its logprobs are computed."""
+
+import triton
+import triton.language as tl
+
+NO_TOKEN, GREEDY, LISTED, TILES, WHOLE = (tl.constexpr(i) for i in range(5))
+"""Paths of a row: a bad or skipped one, greedy, from a short list, from tile masses, from whole reads"""
+
+COUNT, COUNT_OF_RANKS, ARRIVALS = (tl.constexpr(i) for i in range(3))
+"""Places in `Tiles.control`"""
+
+
+@triton.jit
+def put(drawn, summary, row, token, status, path, rank, maximum, log_mass):
+    """Stores a row's token and summary, its cut apart."""
+    tl.store(drawn.token_ids + row, token)
+    tl.store(drawn.status + row, status)
+    tl.store(summary.path + row, path)
+    tl.store(summary.rank + row, rank)
+    tl.store(summary.floats + row, maximum)
+    tl.store(summary.floats + summary.num_rows + row, log_mass)
+
+
+@triton.jit
+def put_cut(summary, row, value, token):
+    """Stores value and id of the last kept token; without filters -inf and -1."""
+    tl.store(summary.cut_value + row, value)
+    tl.store(summary.cut_id + row, token)

@@ -1,0 +1,123 @@
+"""Block shapes, and the scratch memory of a call."""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted
+from drawlot.kernels.triton.arguments import Columns, Lists, Overlay, RowEdits, Rows, Summary, Tiles, Wanted, Whole
+from drawlot.kernels.triton.edits import overlay_of
+
+SCAN_TILES, SCAN_WARPS = 16, 4
+"""Tiles that a program of the scan reads, and its warps"""
+ROOM = 128
+"""Tokens of a short list"""
+GATHER, FINISH_REGISTERS = 32, 128
+"""Tiles that a finish reads at a time; so many registers that two fit a multiprocessor"""
+WHOLE_TILES = 32
+"""Tiles that a program reads at a time where it reads a whole row"""
+LONG_ROOM = 2048
+"""Tokens of a long list"""
+NUM_WARPS = 8
+
+
+@cache
+def overlaps(device: torch.device) -> bool:
+    """Whether a kernel may be set up while the one before it runs."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@cache
+def programs_together(device: torch.device) -> int:
+    """How many programs of at most 128 registers a thread surely run at once; in the interpreter one does."""
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+class Workspace(NamedTuple):
+    """Scratch memory for N rows."""
+
+    tiles: Tiles
+    lists: Lists
+    summary: Summary
+    whole: Whole
+    tile_block: int
+    """Power of two >= number of tiles"""
+
+    @classmethod
+    def of(cls, n: int, num_tiles: int, device: torch.device, *, raw: bool) -> "Workspace":
+        """Room for n rows; raw: sums of raw logits too."""
+        width = max(triton.next_power_of_2(num_tiles), 16)
+
+        def empty(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        single, double, integer = torch.float32, torch.float64, torch.int32
+        raw_maxima, raw_sums = (empty(single, n, width), empty(single, n, width)) if raw else (None, None)
+        return cls(
+            Tiles(empty(single, n, width), empty(single, n, width), raw_maxima, raw_sums, width, empty(integer, 4)),
+            Lists(
+                empty(integer, n, width),
+                empty(single, n, ROOM),
+                empty(integer, n, ROOM),
+                empty(double, n, ROOM),
+                width,
+                ROOM,
+            ),
+            Summary(empty(double, 4, n), empty(single, n), empty(integer, n), empty(integer, n), empty(integer, n), n),
+            Whole(
+                empty(integer, n),
+                empty(integer, n),
+                empty(single, n),
+                empty(single, n),
+                empty(double, n),
+                empty(double, n),
+                empty(single, n, -(-num_tiles // WHOLE_TILES), 8),
+                torch.zeros(n, dtype=integer, device=device),
+                empty(integer, n),
+                empty(integer, n),
+                empty(single, n, LONG_ROOM),
+                empty(integer, n, LONG_ROOM),
+                empty(single, n, width),
+            ),
+            width,
+        )
+
+
+def rows_of(logits: Tensor, edits: Edits) -> Rows:
+    """What the kernels read of logits [N, V]."""
+    return edited_rows(logits, logits.shape[1], edits.bitmask, overlay_of(logits, edits), None)
+
+
+def edited_rows(
+    logits: Tensor, vocab_size: int, bitmask: Tensor | None, overlay: Overlay | None, edits: RowEdits | None
+) -> Rows:
+    """What the kernels read of logits [N, >= V]; copies only what has columns that are not adjacent."""
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    bitmask_stride = 0
+    if bitmask is not None:
+        if bitmask.stride(1) != 1:
+            bitmask = bitmask.contiguous()
+        bitmask_stride = bitmask.stride(0)
+    num_tiles = triton.cdiv(vocab_size, TILE)
+    return Rows(logits, logits.stride(0), vocab_size, num_tiles, bitmask, bitmask_stride, overlay, edits)
+
+
+def wanted_of(wanted: LogprobsWanted) -> Wanted:
+    """The same for kernels."""
+    ids = wanted.token_ids.contiguous()
+    return Wanted(wanted.wanted.view(torch.uint8), wanted.num_top, ids, ids.shape[1])
+
+
+def columns_of(wanted: LogprobsWanted, n: int, device: torch.device) -> Columns:
+    """Memory for the columns of n rows."""
+    shape = n, wanted.columns
+    return Columns(
+        torch.empty(shape, dtype=torch.int64, device=device),
+        torch.empty(shape, dtype=torch.float32, device=device),
+        torch.empty(n, dtype=torch.int64, device=device),
+        wanted.columns,
+    )

@@ -1,0 +1,93 @@
+"""The Triton backend, in Triton's interpreter, draws the reference's tokens. On a GPU: `benchmarks.gpu_proof`."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from drawlot import SamplingParams, sample
+from drawlot.kernels import reference, registry
+from drawlot.kernels.inputs import SampledRows
+from tests.cases import random_batch
+from tests.test_backends import NEAR_TIE, draw, same_logprobs
+
+triton = pytest.importorskip("triton")
+interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter")
+pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+# The interpreter takes some 10 ms a row, most of it for what is launched once.
+ROWS = {1: 16, 3: 16, 127: 32, 129: 48, 1000: 48, 4097: 16}
+
+
+@pytest.fixture
+def margins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+    """The margins of every call of the reference."""
+    seen: list[Tensor] = []
+    sample_rows = reference.sample_rows
+
+    def spy(*args: object, **kwargs: object) -> SampledRows:
+        rows = sample_rows(*args, **kwargs)  # type: ignore[arg-type]
+        assert rows.margin is not None
+        seen.append(rows.margin)
+        return rows
+
+    monkeypatch.setattr(reference, "sample_rows", spy)
+    registry._load.cache_clear()
+    yield seen
+    registry._load.cache_clear()
+
+
+@pytest.mark.parametrize("vocab_size", ROWS)
+def test_random_rows(vocab_size: int, margins: list[Tensor]) -> None:
+    rng = np.random.default_rng([30_000, vocab_size])
+    compared = 0
+    while compared < ROWS[vocab_size]:
+        batch = random_batch(rng, vocab_size, 8)
+        # The interpreter's bfloat16 loses subnormal numbers.
+        if batch.logits.dtype == torch.bfloat16 and bool((batch.logits.float().abs() < 1e-37).any()):
+            continue
+        compared += len(batch.logits)
+        exact, fast = draw(batch, "reference"), draw(batch, "triton")
+        differs = (fast.token_ids != exact.token_ids) | (fast.status != exact.status)
+        for i in differs.nonzero().flatten().tolist():
+            case = f"V={vocab_size} {batch.note} margin={margins[-1][i]:.3g} {batch.params[i]}"
+            assert margins[-1][i] < NEAR_TIE, case
+        if exact.logprobs is not None and fast.logprobs is not None:
+            same_logprobs(fast.logprobs, exact.logprobs, ~differs & (margins[-1] >= NEAR_TIE))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(seed=1, top_k=200),
+        SamplingParams(seed=1, top_k=300, top_p=0.9),
+        SamplingParams(seed=1, top_p=0.95, temperature=1.5),
+        SamplingParams(seed=1, min_p=1e-3, temperature=3.0),
+        SamplingParams(seed=1, min_p=1e-4, top_p=0.8, temperature=3.0),
+        SamplingParams(seed=1, top_k=2500),
+    ],
+)
+@pytest.mark.parametrize("kind", ["normal", "constant", "rounded"])
+def test_rows_that_no_short_list_holds(params: SamplingParams, kind: str) -> None:
+    logits = torch.randn(3, 3000, generator=torch.Generator().manual_seed(5))
+    logits = {"normal": logits, "constant": torch.zeros(3, 3000), "rounded": logits.round()}[kind]
+    positions = torch.arange(3)
+    exact = sample(logits, params, positions=positions, backend="reference")
+    fast = sample(logits, params, positions=positions, backend="triton")
+    assert torch.equal(fast.token_ids, exact.token_ids)
+
+
+def test_a_list_that_overflows_leaves_the_next_row_alone() -> None:
+    # 141 tokens in 47 tiles reach the line of top_k = 40: more than a short list holds.
+    logits = torch.full((6, 70 * 128), -9.0)
+    logits[1::2, : 47 * 128].unflatten(1, (47, 128))[:, :, 60:63] = 1.0
+    logits[0::2] = torch.randn(3, 70 * 128, generator=torch.Generator().manual_seed(6))
+    params = SamplingParams(seed=2, top_k=40, logprobs=20)
+    exact = sample(logits, params, positions=torch.arange(6), backend="reference")
+    fast = sample(logits, params, positions=torch.arange(6), backend="triton")
+    assert torch.equal(fast.token_ids, exact.token_ids)
+    assert fast.logprobs is not None
+    assert exact.logprobs is not None
+    assert torch.equal(fast.logprobs.logprob_token_ids, exact.logprobs.logprob_token_ids)

@@ -1,0 +1,326 @@
+"""The stateful sampler on the GPU backend's own tables: compiled where there is a GPU, else interpreted."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+# Read when Triton is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton")
+
+from drawlot import InputError, LogitsRows, RowStatus, Sampler, SamplerOutput, SamplingParams
+
+# The interpreter computes in NumPy, which warns where a GPU does not.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+V = 300
+
+
+def rows_of(requests: Sequence[int], positions: Sequence[int], drafts: Sequence[Sequence[int]] = ()) -> LogitsRows:
+    """A row for each request and one for each of its drafts; positions are those of first rows."""
+    drafts = drafts or [()] * len(requests)
+    counts = torch.tensor([1 + len(ids) for ids in drafts])
+    local = torch.cat([torch.arange(count) for count in counts])
+    index = torch.tensor(requests)
+    fields = (
+        index,
+        index.repeat_interleave(counts),
+        local,
+        torch.tensor(positions).repeat_interleave(counts) + local,
+        torch.tensor([token for ids in drafts for token in (0, *ids)]),
+        torch.cat((torch.zeros(1), counts.cumsum(0))).to(torch.int32),
+    )
+    return LogitsRows(*(field.to(DEVICE) for field in fields))
+
+
+class Pair:
+    """The backend and the CPU's, given the same."""
+
+    def __init__(self, max_num_reqs: int, mode: str = "raw_logprobs") -> None:
+        self.triton = Sampler(max_num_reqs, V, device=DEVICE, logprobs_mode=mode, backend="triton")
+        self.torch = Sampler(max_num_reqs, V, logprobs_mode=mode, backend="torch")
+
+    def add(self, row: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int] = (), bad=()) -> None:
+        for sampler in (self.triton, self.torch):
+            sampler.add_request(row, params, prompt, output, bad_words_token_ids=bad)
+
+    def remove(self, row: int) -> None:
+        self.triton.remove_request(row)
+        self.torch.remove_request(row)
+
+    def draw(self, logits: torch.Tensor, rows: LogitsRows, bitmask: torch.Tensor | None = None) -> SamplerOutput:
+        """What both draw."""
+        got = self.triton(logits.to(DEVICE), rows, None if bitmask is None else bitmask.to(DEVICE))
+        expected = self.torch(logits, LogitsRows(*(field.cpu() for field in rows[:6])), bitmask)
+        assert got.token_ids.tolist() == expected.token_ids.tolist()
+        assert got.status.tolist() == expected.status.tolist()
+        if expected.logprobs is not None:
+            columns = expected.logprobs.logprobs.shape[1]
+            assert got.logprobs.selected_token_ranks.tolist() == expected.logprobs.selected_token_ranks.tolist()
+            # The backend's columns are those that requests alive want, not only those of the batch.
+            ids, values = got.logprobs.logprob_token_ids.cpu(), got.logprobs.logprobs.cpu()
+            assert torch.equal(ids[:, :columns], expected.logprobs.logprob_token_ids)
+            torch.testing.assert_close(values[:, :columns], expected.logprobs.logprobs, rtol=1e-6, atol=1e-6)
+            assert (ids[:, columns:] == -1).all()
+            assert (values[:, columns:] == -torch.inf).all()
+        return expected
+
+    def commit(self, requests: Sequence[int], tokens: torch.Tensor, num_sampled: Sequence[int]) -> None:
+        arguments = torch.tensor(requests), tokens, torch.tensor(num_sampled, dtype=torch.int32)
+        self.triton.commit(*(argument.to(DEVICE) for argument in arguments))
+        self.torch.commit(*arguments)
+
+
+REQUESTS = (
+    {"seed": 1, "repetition_penalty": 1.3, "frequency_penalty": 0.7, "presence_penalty": -0.4, "logprobs": 9},
+    {"seed": 2, "logit_bias": {2: 1.5, 7: -3.0}, "top_k": 4, "logprobs": 5},
+    {"temperature": 0.0, "frequency_penalty": 2.0, "logprobs": 3},
+    {"seed": 3, "allowed_token_ids": [1, 2, 5, 8], "presence_penalty": 1.0},
+    {"seed": 4, "min_tokens": 4, "max_tokens": 9, "stop_token_ids": [1, 2, 3], "logprob_token_ids": [9, 3, 200]},
+    {"seed": 5, "min_p": 0.05},
+    {"seed": 6, "top_p": 0.9, "repetition_penalty": 0.5, "logit_bias": {4: 2.0}, "logprobs": 9},
+)
+BAD_WORDS = ((), ([5],), ([1, 2], [2, 1, 3]), (), ([2, 2], [6, 7, 8, 9, 1]), ([3],), ([1, 1],))
+
+
+def few_tokens(rng: np.random.Generator, n: int) -> torch.Tensor:
+    """Logits by which few tokens are likely, so that what was drawn bears on what is drawn next."""
+    logits = rng.normal(-9, 1, (n, V)).astype(np.float32)
+    logits[:, :10] = rng.normal(0, 1, (n, 10))
+    return torch.from_numpy(logits)
+
+
+def test_steps_of_requests_that_come_and_go() -> None:
+    rng = np.random.default_rng(1)
+    # By this mode the columns show what edits did to every likely token.
+    pair = Pair(9, "processed_logprobs")
+    alive: dict[int, int] = {}  # row: position
+    for step in range(10):
+        if step < 7:
+            params = SamplingParams(**REQUESTS[step])
+            prompt = rng.integers(0, 10, 3 + step).tolist()
+            pair.add(8 - step, params, prompt, [2, 1], BAD_WORDS[step])
+            alive[8 - step] = len(prompt) + 2
+        elif step == 7:
+            for row in (8, 4):
+                pair.remove(row)
+                del alive[row]
+            pair.add(4, SamplingParams(seed=9, frequency_penalty=1.0, logprobs=0), [3])  # in a freed row
+            alive[4] = 1
+        requests = rng.permutation([*alive, -1]).tolist()
+        drafts = [rng.integers(0, 5, rng.integers(0, 3) if step % 3 == 2 else 0).tolist() for _ in requests]
+        rows = rows_of(requests, [alive.get(row, 0) for row in requests], drafts)
+        out = pair.draw(few_tokens(rng, len(rows.positions)), rows)
+        # Of each request's rows the first ones are emitted, whatever the drafts.
+        emitted = torch.full((len(requests), 3), -1)
+        num_sampled = []
+        for i, row in enumerate(requests):
+            first, count = int(rows.cu_num_logits[i]), 1 + len(drafts[i])
+            emitted[i, :count] = out.token_ids[first : first + count]
+            num_sampled.append(int(rng.integers(1, count + 1)) if row >= 0 else 0)
+            if row >= 0:
+                alive[row] += num_sampled[-1]
+        pair.commit(requests, emitted, num_sampled)
+
+
+def test_raw_logprobs_know_nothing_of_edits() -> None:
+    pair = Pair(7)
+    for row, asked in enumerate(REQUESTS):
+        pair.add(row, SamplingParams(**asked), [1, 2, 2], [3, 3], BAD_WORDS[row])
+    pair.draw(few_tokens(np.random.default_rng(3), 7), rows_of(range(7), [5] * 7))
+
+
+def test_edits_meet_a_bitmask_and_bad_rows() -> None:
+    rng = np.random.default_rng(2)
+    pair = Pair(4)
+    pair.add(0, SamplingParams(seed=1, allowed_token_ids=[1, 2, 3], logprobs=2), [1])
+    pair.add(1, SamplingParams(seed=2, min_tokens=2, stop_token_ids=[0, 1, 2, 3, 4]), [1])
+    pair.add(2, SamplingParams(seed=3, repetition_penalty=1e-30), [5])
+    pair.add(3, SamplingParams(seed=4, logit_bias={6: 5.0}), [1])
+    logits = few_tokens(rng, 4)
+    logits[2, 5] = 1e10  # the penalty makes it +inf
+    logits[3, 299] = torch.nan  # masked, and yet no number
+    bitmask = torch.zeros(4, -(-V // 32), dtype=torch.int32)
+    bitmask[:, 0] = 0b11110
+    out = pair.draw(logits, rows_of(range(4), [1, 1, 1, 1]), bitmask)
+    assert out.status.tolist() == [0, RowStatus.EMPTY_SUPPORT, 0, RowStatus.NONFINITE]
+    assert pair.draw(logits, rows_of(range(4), [1, 1, 1, 1])).status.tolist() == [0, 0, 1, 1]
+
+
+def test_the_last_of_several_staged_writes_counts() -> None:
+    pair = Pair(200)
+    for row in range(200):  # more than one program writes
+        pair.add(row, SamplingParams(temperature=0, logit_bias={row: 9.0}), [1])
+    for row in (3, 150):
+        pair.remove(row)
+    pair.add(150, SamplingParams(temperature=0), [1])
+    tokens = pair.draw(torch.zeros(4, V), rows_of([199, 150, 0, 128], [1] * 4)).token_ids
+    assert tokens.tolist() == [199, 0, 0, 128]
+
+
+def test_a_slot_forgets_its_request() -> None:
+    pair = Pair(3, "processed_logprobs")
+    params = SamplingParams(seed=1, frequency_penalty=0.5, logprobs=9)
+    for row in (2, 1):
+        pair.add(row, params, [])
+    pair.commit([1], torch.tensor([[4, 4, 4]]), [3])
+    pair.remove(1)
+    pair.add(0, params, [])
+    pair.commit([0], torch.tensor([[4]]), [1])
+    # What is emitted in a row that is free by now goes nowhere.
+    pair.commit([1], torch.tensor([[4]]), [1])
+    pair.draw(few_tokens(np.random.default_rng(4), 2), rows_of([0, 2], [1, 0]))
+
+
+def test_stop_ids_may_be_drawn_from_the_first_position_on() -> None:
+    pair = Pair(1)
+    pair.add(0, SamplingParams(temperature=0, min_tokens=3, stop_token_ids=[7], max_tokens=9), [1, 2])
+    logits = torch.zeros(1, V)
+    logits[0, 7] = 1
+    drawn = [pair.draw(logits, rows_of([0], [position])).token_ids.item() for position in (2, 4, 5)]
+    assert drawn == [0, 0, 7]
+
+
+def test_drafts_and_output_together_make_a_bad_word() -> None:
+    pair = Pair(1)
+    pair.add(0, SamplingParams(temperature=0), [8], [9, 1], bad=[[1, 2, 3, 4], [2, 5], [9, 1, 6]])
+    logits = torch.zeros(4, V)
+    for row, token in enumerate((6, 5, 4, 4)):
+        logits[row, token] = 1
+    # Each of the words has its row; the last row has the likeliest token of the one before, which is free again.
+    assert pair.draw(logits, rows_of([0], [3], [[2, 3, 2]])).token_ids.tolist() == [0, 0, 0, 4]
+    assert pair.draw(logits[:1], rows_of([0], [3])).token_ids.tolist() == [0]
+    pair.commit([0], torch.tensor([[3, 7]]), [1])
+    # In the same row, what was banned in the step before no longer is.
+    assert pair.draw(logits[:1], rows_of([0], [4])).token_ids.tolist() == [6]
+
+
+def test_a_longer_bad_word_leaves_the_others_their_tails() -> None:
+    pair = Pair(2)
+    greedy = SamplingParams(temperature=0)
+    logits = torch.zeros(1, V)
+    logits[0, 9], logits[0, 4] = 2, 1
+    pair.add(0, greedy, [1], [7], bad=[[7, 8, 9]])
+    pair.commit([0], torch.tensor([[8, 300, -1]]), [1])
+    pair.add(1, greedy, [1], [2, 3, 4, 5, 6], bad=[[3, 4, 5, 6, 9], [6, 4]])
+    both = pair.draw(logits.expand(2, -1), rows_of([0, 1], [3, 6]))
+    assert both.token_ids.tolist() == [4, 0]
+
+
+def test_steps_reuse_memory_and_more_rows_than_requests_make_room() -> None:
+    sampler = Sampler(2, V, device=DEVICE, backend="triton")
+    sampler.add_request(0, SamplingParams(temperature=0, logprobs=2), [1], bad_words_token_ids=[[1, 2]])
+    logits = torch.randn(5, V, device=DEVICE)
+    one, again = (sampler(logits[:1], rows_of([0], [1])) for _ in range(2))
+    assert one.token_ids.data_ptr() == again.token_ids.data_ptr()
+    assert one.logprobs.logprobs.data_ptr() == again.logprobs.logprobs.data_ptr()
+    key = sampler.capture_key
+    out = sampler(logits, rows_of([0], [1], [[1, 2, 3, 4]]))
+    assert out.token_ids.shape == (5,)
+    assert out.logprobs.logprobs.shape == (5, 3)
+    assert sampler.capture_key != key, "memory moved"
+    nothing = LogitsRows(*(field[:0] for field in rows_of([0], [1])[:6]))
+    assert sampler(logits[:0], nothing).token_ids.shape == (0,)
+
+
+def test_what_live_requests_ask_for_is_the_key_of_a_capture() -> None:
+    sampler = Sampler(4, V, device=DEVICE, backend="triton")
+    keys = [sampler.capture_key]
+    for row, asked in enumerate(({}, {"logprobs": 2}, {"presence_penalty": 1.0})):
+        sampler.add_request(row, SamplingParams(**asked), [1])
+        keys.append(sampler.capture_key)
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+    sampler.remove_request(2)
+    assert sampler.capture_key == keys[2]
+    sampler.remove_request(1)
+    assert sampler.capture_key == keys[0]
+    assert Sampler(4, V, backend="torch").capture_key is None
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s(torch.zeros(2, V, device=DEVICE), rows_of([0], [1])), "every column must be [2]"),
+        (lambda s: s(torch.zeros(1, V, device="meta"), rows_of([0], [1])), "logits: must lie on"),
+        (lambda s: s.warm_up(torch.zeros(1, V)), "comes before the first request; 1 are alive"),
+    ],
+)
+def test_misuse_is_named(call, message: str) -> None:
+    sampler = Sampler(2, V, device=DEVICE, backend="triton")
+    sampler.add_request(0, SamplingParams(logit_bias={1: 1.0}), [1])
+    with pytest.raises(InputError) as error:
+        call(sampler)
+    assert message in str(error.value)
+
+
+# Without a GPU and without the interpreter, by a driver that does nothing; what would be compiled is counted.
+COMPILATIONS = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+class Driver:
+    get_current_device = lambda self: 0
+    get_current_stream = lambda self, device: 0
+    get_current_target = lambda self: GPUTarget("cuda", 90, 32)
+
+class Kernel:
+    function, packed_metadata = 0, ()
+    def __init__(self, name): self.name = name
+    def run(self, *args): launched.append(self.name)
+
+def compile(self, key, *args, **kwargs):
+    compiled.append(self.fn.__name__)
+    return self.device_caches[0][0].setdefault(key, Kernel(self.fn.__name__))
+
+driver.set_active(Driver())
+JITFunction._do_compile = compile
+compiled, launched = [], []
+
+from drawlot import LogitsRows, Sampler, SamplingParams
+from drawlot.kernels import registry
+registry.why_not = lambda *args: None
+
+V = 1000
+words = -(-V // 32)
+sampler = Sampler(64, V, backend="triton")
+logits, bitmask = torch.zeros(80, V, dtype=torch.bfloat16), torch.zeros(80, words, dtype=torch.int32)
+sampler.warm_up(logits, bitmask)
+warm = len(compiled)
+
+mixes = [{}, {"logprobs": 5}, {"logprob_token_ids": [1, 2]}, {"repetition_penalty": 2.0}, {"logit_bias": {1: 1.0}},
+         {"allowed_token_ids": [1]}, {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "temperature": 0.7}, {"logprobs": 64}]
+# Numbers that Triton would tell apart: 1, multiples of 16, and views at every offset.
+memory = [torch.zeros(200, dtype=torch.int64) for _ in range(4)]
+for i in range(60):
+    sampler.add_request(i, SamplingParams(**mixes[i % len(mixes)]), [1], bad_words_token_ids=[[1, 2, 3]] * (i % 5 == 4))
+    n = [1, 2, 15, 16, 17, 32, 64, 80][i % 8]
+    columns = [part[i % 7 : i % 7 + n] for part in memory]
+    first = i % (81 - n)
+    rows = LogitsRows(columns[0], *columns, torch.zeros(n + 1, dtype=torch.int32))
+    sampler(logits[first : first + n], rows, None if i % 3 else bitmask[first : first + n])
+    sampler.commit(columns[0], torch.zeros(n, 1 + i % 3, dtype=torch.int64), columns[1])
+    if i % 4 == 3:
+        sampler.remove_request(i)
+print(warm, len(compiled) - warm, len(launched))
+"""
+
+
+def test_nothing_is_compiled_after_the_warm_up() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILATIONS], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    warm, later, launched = map(int, done.stdout.split())
+    # Scan, finish and whole rows in eight forms, columns in four; bad words, commit and writes.
+    assert 24 < warm < 40
+    assert later == 0
+    assert launched > 200

@@ -123,7 +123,7 @@ def _list_best(
     ROOM: tl.constexpr,
     GATHER: tl.constexpr,
 ):
-    """Lists at least `need` of a row's best tokens: how many, more than ROOM if it has no room; and if those are all."""
+    """Lists at least `need` of a row's best tokens: how many, more than ROOM if it has no room, and if all are."""
     tile = tl.arange(0, T)
     orders = order_of(maxima)
     has_token = maxima > MINUS_INF

@@ -11,7 +11,7 @@ def main() -> None:
         if (error.name or "").startswith("drawlot"):
             raise
         sys.exit(f"drawlot: the command line needs {error.name}: pip install 'drawlot[engine]'")
-    run()
+    sys.exit(run())
 
 
 if __name__ == "__main__":

@@ -188,3 +188,10 @@ def test_interrupt_is_quiet(run, monkeypatch):
 
     monkeypatch.setattr("fake_engine.FakeEngine.step", interrupt)
     assert run("generate", "abc") == (130, "", "")
+
+
+def test_a_mistake_ends_the_process_with_its_exit_code() -> None:
+    command = [sys.executable, "-m", "drawlot", "generate", "hi", "--top-p", "7"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "drawlot: top_p: must be in (0, 1]; got 7.0\n"

@@ -16,7 +16,7 @@ from drawlot.kernels.triton.edit_flags import (
 
 TILE = tl.constexpr(128)
 MINUS_INF = tl.constexpr(float("-inf"))
-MINUS_INF_ORDER, INF_ORDER = tl.constexpr(-0x7F800001), tl.constexpr(0x7F800000)
+MINUS_INF_ORDER = tl.constexpr(-0x7F800001)
 LAST_ID = tl.constexpr(2**31 - 1)
 
 

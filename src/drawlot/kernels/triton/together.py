@@ -1,7 +1,7 @@
 """Programs that work on rows together: tickets, and a barrier for the whole grid.
 
-The grid has as many programs as run at once, so that none waits for one that cannot start. Two such grids on two streams
-may each hold half of the GPU and wait for ever: draw on one stream at a time.
+The grid has as many programs as run at once, so that none waits for one that cannot start. Two such grids on two
+streams may each hold half of the GPU and wait for ever: draw on one stream at a time.
 """
 
 import triton

@@ -80,8 +80,8 @@ def test_rows_that_no_short_list_holds(params: SamplingParams, kind: str) -> Non
 
 
 def test_the_best_tokens_of_a_list_that_overflows_are_not_those_that_it_holds() -> None:
-    # Eight tokens in each of 47 tiles, better from tile to tile: the lines of top_k and of the top tokens are reached by
-    # more than the 128 that a list holds, and the first 128 are the worst.
+    # Eight tokens in each of 47 tiles, better from tile to tile: the lines of top_k and of the top tokens are reached
+    # by more than the 128 that a list holds, and the first 128 are the worst.
     logits = torch.full((6, 70 * 128), -9.0)
     logits[1::2, : 47 * 128].unflatten(1, (47, 128))[:, :, 56:64] = (torch.arange(47.0) / 64).view(47, 1)
     logits[0::2] = torch.randn(3, 70 * 128, generator=torch.Generator().manual_seed(6))

@@ -12,6 +12,7 @@ Float64 noise takes 64 bits an id, so word 0 is id >> 1 and the low bit chooses 
 integer arithmetic wraps mod 2^64 in both, and floats see only correctly rounded single operations.
 """
 
+import sys
 from enum import IntEnum
 from typing import Any
 
@@ -25,6 +26,7 @@ _MASK = 0xFFFFFFFF
 _MULTIPLIER = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WIDE = 128
+_LOW = 0 if sys.byteorder == "little" else 1  # of the two 32-bit halves of a product in memory
 
 
 class Stream(IntEnum):
@@ -49,27 +51,40 @@ def philox4x32(counter: tuple[Array, Array, Array, Array], key: tuple[Array, Arr
         key: Two arrays of words in [0, 2^32).
 
     Returns:
-        Four arrays of words in [0, 2^32).
+        Four arrays of words in [0, 2^32): uint32, or int64 tensors.
     """
-    # Two pairs instead of four words, and in place: half the operations, which is what small arrays cost.
-    shape = tuple((counter[0] + counter[1] + counter[2] + counter[3] + key[0]).shape)
-    even, odd = _pair(counter[0], counter[2], shape), _pair(counter[1], counter[3], shape)
-    key_shape = (1,) * (len(shape) - key[0].ndim) + tuple(key[0].shape)
-    key_pair = _pair(key[0].reshape(key_shape), key[1].reshape(key_shape), key_shape)
+    if isinstance(counter[0], torch.Tensor):
+        return _philox_torch(counter, key)
+    # Two pairs instead of four words, in place, and products split by a view: what small arrays cost is operations.
+    shape = np.broadcast(*counter, *key).shape
+    even, odd = np.empty((2, *shape), np.uint32), np.empty((2, *shape), np.uint32)
+    even[0], even[1], odd[0], odd[1] = counter[0], counter[2], counter[1], counter[3]
     ones = (1,) * len(shape)
-    multiplier, weyl = (_pair(first, second, ones, like=even) for first, second in (_MULTIPLIER, _WEYL))
-    swapped = _flipped if isinstance(even, torch.Tensor) else _reversed
-    for _ in range(10):
-        product = even * multiplier
-        # odd and key_pair keep bits above 32: they only enter an xor that is masked before it is multiplied.
-        even = swapped(product >> 32)
-        even ^= odd
-        even ^= key_pair
-        even &= _MASK
-        odd = swapped(product)
-        key_pair += weyl
-    odd = odd & _MASK
+    product = np.empty((2, *shape), np.uint64)
+    halves = product.view(np.uint32).reshape(2, *shape, 2)[::-1]
+    low, high = halves[..., _LOW], halves[..., 1 - _LOW]
+    multiplier = np.array(_MULTIPLIER, np.uint64).reshape(2, *ones)
+    key_pair = np.empty((2, *ones[key[0].ndim :], *key[0].shape), np.uint32)
+    key_pair[0], key_pair[1] = key
+    weyl = np.array(_WEYL, np.uint32).reshape(2, *ones)
+    for round_key in key_pair + np.arange(10, dtype=np.uint32).reshape(10, 1, *ones) * weyl:
+        np.multiply(even, multiplier, out=product)
+        np.bitwise_xor(high, odd, out=even)
+        even ^= round_key
+        odd[...] = low
     return even[0], odd[0], even[1], odd[1]
+
+
+def _philox_torch(counter: tuple[Array, ...], key: tuple[Array, Array]) -> tuple[Array, ...]:
+    """`philox4x32` of int64 tensors: torch has no unsigned product of 32 by 32 bits, but int64 wraps alike."""
+    w0, w1, w2, w3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        # w1, w3 and the keys keep bits above 32: they only enter an xor that is masked before it is multiplied.
+        product0, product1 = w0 * _MULTIPLIER[0], w2 * _MULTIPLIER[1]
+        w0, w1, w2, w3 = ((product1 >> 32) ^ w1 ^ k0) & _MASK, product1, ((product0 >> 32) ^ w3 ^ k1) & _MASK, product0
+        k0, k1 = k0 + _WEYL[0], k1 + _WEYL[1]
+    return w0, w1 & _MASK, w2, w3 & _MASK
 
 
 def words(seed: Array, position: Array, stream: int, block: Array, choice: Array, row: Array) -> tuple[Array, ...]:
@@ -86,13 +101,16 @@ def words(seed: Array, position: Array, stream: int, block: Array, choice: Array
 def uniform32(word: Array) -> Array:
     """Float32 in (0, 1): min(float32(word) 2^-32 + 2^-33, 1 - 2^-24)."""
     xp = _namespace(word)
-    return xp.clip(_cast(word, xp.float32) * 2.0**-32 + 2.0**-33, None, 1 - 2.0**-24)
+    uniform = _cast(word, xp.float32) * 2.0**-32  # exact: the word is what is rounded
+    uniform += 2.0**-33
+    return xp.clip(uniform, None, 1 - 2.0**-24, out=uniform)
 
 
 def uniform64(high: Array, low: Array) -> Array:
     """Float64 in (0, 1) from 53 of 64 bits: min((bits + 1/2) 2^-53, 1 - 2^-53)."""
     xp = _namespace(high)
-    bits = (high << 21) | (low >> 11)
+    integer = xp.int64 if xp is torch else xp.uint64
+    bits = (_cast(high, integer) << 21) | (_cast(low, integer) >> 11)
     return xp.clip(_cast(bits, xp.float64) * 2.0**-53 + 2.0**-54, None, 1 - 2.0**-53)
 
 
@@ -161,7 +179,7 @@ def gumbel_noise_run(
         uniform = xp.stack((uniform64(w0, w1), uniform64(w2, w3)), -1)
     else:
         uniform = uniform32(xp.stack((w0, w1, w2, w3), -1))
-    return gumbel(uniform.reshape(len(seed), -1)[:, :count])
+    return gumbel(uniform.reshape(len(seed), -1))[:, :count]
 
 
 # log(1 + f) = f + f^2 Q(f) on [sqrt(1/2) - 1, sqrt(2) - 1]; largest relative error 4.2e-9 (tools/fit_log1p.py).
@@ -231,26 +249,6 @@ def _log_reduced(exponent: Array, f: Array) -> Array:
     result += f
     result += exponent * _LN2_HIGH
     return result
-
-
-def _pair(first: Array, second: Array, shape: tuple[int, ...], like: Array = None) -> Array:
-    """[2, *shape]: two arrays or numbers that broadcast to the shape."""
-    like = first if like is None else like
-    pair: Array
-    if isinstance(like, torch.Tensor):
-        pair = torch.empty((2, *shape), dtype=like.dtype, device=like.device)
-    else:
-        pair = np.empty((2, *shape), like.dtype)
-    pair[0], pair[1] = first, second
-    return pair
-
-
-def _flipped(pair: Array) -> Array:
-    return pair.flip(0)
-
-
-def _reversed(pair: Array) -> Array:
-    return pair[::-1]
 
 
 def _namespace(array: Array) -> Any:

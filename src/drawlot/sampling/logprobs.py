@@ -1,5 +1,6 @@
 """Which logprobs each row wants, and logprobs of given tokens without a draw (prompts, scoring)."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,9 +71,9 @@ def all_rows_want(
     if params.num_logprobs is None:
         return None
     top, custom = columns_of(params, vocab_size)
-    token_ids = torch.tensor(custom, dtype=torch.int64, device=device).expand(n, -1)
-    all_rows = torch.ones(n, dtype=torch.bool, device=device)
-    return LogprobsWanted(mode, all_rows, torch.full((n,), top, device=device), token_ids, top)
+    arrays = np.full(n, True), np.full(n, top), np.array([custom] * n, np.int64).reshape(n, len(custom))
+    all_rows, num_top, token_ids = (torch.from_numpy(array).to(device) for array in arrays)
+    return LogprobsWanted(mode, all_rows, num_top, token_ids, top)
 
 
 def columns_of(params: SamplingParams, vocab_size: int) -> tuple[int, tuple[int, ...]]:

@@ -113,16 +113,16 @@ def tile_sums(
     sums = torch.empty(maxima.shape, dtype=dtype, device=maxima.device)
     temporary: Tensor | None = None
     for rows, values in tiles.chunks(len(maxima)):
+        own_maxima = maxima[rows]
         if fill_maxima:
-            torch.amax(values, 2, out=maxima[rows])
+            torch.amax(values, 2, out=own_maxima)
         if summed is not None and not summed[rows].any():
             continue
         if temporary is None:
             # One for all chunks, the first being the largest: fresh memory costs more than the arithmetic.
             temporary = torch.empty(values.shape, dtype=dtype, device=maxima.device)
-        x = temporary if len(values) == len(temporary) else temporary[: len(values)]
-        # An empty tile: -inf - lowest = -inf, exp = 0.
-        torch.sub(values, maxima[rows].clamp(min=_LOWEST).unsqueeze(2), out=x)
+        x = temporary if values.shape == temporary.shape else temporary[: len(values)]
+        torch.sub(values, own_maxima.unsqueeze(2), out=x)
         if scale is not None:
             x.mul_(scale[rows].view(-1, 1, 1))
         x.exp_()
@@ -131,6 +131,8 @@ def tile_sums(
                 if last >= 0:
                     _keep_before(x[i].view(-1), values[i].view(-1), value, last)
         torch.sum(x, 2, out=sums[rows])
+    # Empty tiles, for all rows at once: -inf - -inf made them NaN. Rows that hold a NaN are never drawn from.
+    sums.nan_to_num_(0.0)
     if summed is not None:
         sums.masked_fill_(torch.from_numpy(~summed).to(sums.device).unsqueeze(1), torch.nan)
     return sums
@@ -165,7 +167,10 @@ def tokens_at_least(tiles: Tiles, maxima: NDArray[np.float32], line: NDArray[np.
 
 def in_order(tokens: Tokens) -> IntArray:
     """[E]: an index that puts each row's tokens in the order (value desc, id asc), the rows as they are."""
-    return np.lexsort((-tokens.values, tokens.rows))
+    # One sort of integers: the row above the value's bits, larger values first. -0.0 + 0 is 0.0: one value.
+    bits = (-tokens.values + np.float32(0)).view(np.int32).astype(np.int64)
+    bits ^= (bits >> 31) & 0x7FFFFFFF
+    return np.argsort((tokens.rows << 32) + bits, kind="stable")
 
 
 def line_of(tiles: Tiles, maxima: NDArray[np.float32], k: IntArray) -> NDArray[np.float32]:

@@ -25,57 +25,68 @@ FORMS = (
 
 
 def prove(setting: Setting, proof: Proof) -> None:
-    """First the memory: a workspace that outlives its first call is then guarded too."""
+    """Of draws of all sizes, and of steps."""
     sizes = (3, 129) if setting.small else (3, 129, 4097, 128_256)
-    _memory(setting, proof, sizes)
-    for vocab_size in sizes[1:]:
-        for form in FORMS:
-            _neighbours(setting, proof, vocab_size, form)
+    proof.apart(setting, _of_size, [(vocab_size,) for vocab_size in reversed(sizes)])
+    proof.apart(
+        setting, _memory_of_steps, [(vocab_size,) for vocab_size in ((129, 300) if setting.small else (129, 4097))]
+    )
+    _planted(setting, proof)
     _every_id(setting, proof, 130 if setting.small else 4097)
     _padding_and_skipped_rows(setting, proof, 300 if setting.small else 4097)
     proof.summary = "bad rows flagged at every id, others unchanged to the bit, memory around tensors untouched"
 
 
-def _memory(setting: Setting, proof: Proof, sizes: tuple[int, ...]) -> None:
+def _of_size(setting: Setting, proof: Proof, vocab_size: int) -> None:
+    """First the memory: a workspace that outlives its first call is then guarded too."""
+    _memory(setting, proof, vocab_size)
+    if vocab_size > 3:
+        for form in FORMS:
+            _neighbours(setting, proof, vocab_size, form)
+
+
+def _memory(setting: Setting, proof: Proof, vocab_size: int) -> None:
     """Draws amid two kinds of poison: walls untouched, inputs as they were, outputs the same and so fully written."""
     guards = Guard(0xFF), Guard(0x7F)
     wrong: list[str] = []
     held: list[bool] = []
-    for vocab_size in sizes:
-        for number, form in enumerate(FORMS):
-            batch = random_batch(setting.generator(number), 37, vocab_size, form)
-            drawn = []
-            for guard in guards:
-                guarded: Batch = tree_map_only(Tensor, guard.guarded, batch)
-                with guard:
-                    drawn.append(setting.draw(guarded))
-                held += [guard.holds(tensor) for tensor in outputs(drawn[-1]).values()]
-                if not all(map(_same, tree_leaves(guarded), tree_leaves(batch))):
-                    wrong.append(f"V {vocab_size}, {form}: an input was written to")
-            plain = setting.draw(batch)
-            wrong += [f"V {vocab_size}, {form}: {name}" for rows in drawn for name in differing(rows, plain)]
-    proof.check("outputs are fully written, inputs never", not wrong, draws=len(sizes) * len(FORMS) * 2, wrong=wrong)
-    _memory_of_steps(setting, proof, guards)
-    touched = sum(guard.touched() for guard in guards)
-    proof.check("memory around tensors", touched == 0, tensors=sum(map(len, guards)), bytes_written=touched)
+    for number, form in enumerate(FORMS):
+        batch = random_batch(setting.generator(number), 37, vocab_size, form)
+        drawn = []
+        for guard in guards:
+            guarded: Batch = tree_map_only(Tensor, guard.guarded, batch)
+            with guard:
+                drawn.append(setting.draw(guarded))
+            held += [guard.holds(tensor) for tensor in outputs(drawn[-1]).values()]
+            if not all(map(_same, tree_leaves(guarded), tree_leaves(batch))):
+                wrong.append(f"{form}: an input was written to")
+        plain = setting.draw(batch)
+        wrong += [f"{form}: {name}" for rows in drawn for name in differing(rows, plain)]
+    size = f"V = {vocab_size}"
+    proof.check(f"outputs are fully written, inputs never, {size}", not wrong, draws=len(FORMS) * 2, wrong=wrong)
+    _walls(proof, size, guards)
     if any(held):
-        proof.check("outputs lie in guarded memory", all(held), outputs=len(held), guarded=sum(held))
+        proof.check(f"outputs lie in guarded memory, {size}", all(held), outputs=len(held), guarded=sum(held))
     else:
-        proof.skip("outputs lie in guarded memory", "no operation of torch made them")
-    _planted(setting, proof)
+        proof.skip(f"outputs lie in guarded memory, {size}", "no operation of torch made them")
 
 
-def _memory_of_steps(setting: Setting, proof: Proof, guards: tuple[Guard, Guard]) -> None:
+def _memory_of_steps(setting: Setting, proof: Proof, vocab_size: int) -> None:
     """The tables of a sampler too lie between walls, and nothing is read of them that was not written."""
-    wrong = []
-    for vocab_size in (129, 300) if setting.small else (129, 4097):
-        for seed in range(2):
-            plain = play(setting, vocab_size, seed)
-            for guard in guards:
-                with guard:
-                    guarded = play(setting, vocab_size, seed)
-                wrong += [f"V {vocab_size}: {name}" for a, b in zip(guarded, plain) for name in differing(a, b)]
-    proof.check("steps of a sampler amid poison", not wrong, wrong=wrong)
+    guards, wrong = (Guard(0xFF), Guard(0x7F)), []
+    for seed in range(2):
+        plain = play(setting, vocab_size, seed)
+        for guard in guards:
+            with guard:
+                guarded = play(setting, vocab_size, seed)
+            wrong += [name for a, b in zip(guarded, plain) for name in differing(a, b)]
+    proof.check(f"steps of a sampler amid poison, V = {vocab_size}", not wrong, wrong=wrong)
+    _walls(proof, f"steps, V = {vocab_size}", guards)
+
+
+def _walls(proof: Proof, name: str, guards: tuple[Guard, Guard]) -> None:
+    touched = sum(guard.touched() for guard in guards)
+    proof.check(f"memory around tensors, {name}", touched == 0, tensors=sum(map(len, guards)), bytes_written=touched)
 
 
 def _planted(setting: Setting, proof: Proof) -> None:

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -29,41 +30,55 @@ class _Tally:
         self.examples: list[str] = []
         """The first of the wrong rows"""
 
+    @classmethod
+    def sum(cls, tallies: Iterable["_Tally | None"]) -> "_Tally":
+        """Of all; None: a process that failed, which its check says."""
+        total = cls()
+        for tally in tallies:
+            if tally is not None:
+                total.rows += tally.rows
+                total.near_ties += tally.near_ties
+                total.excused += tally.excused
+        return total
+
 
 def prove(setting: Setting, proof: Proof) -> None:
     """At least 200,000 rows of up to 4,097 tokens and 20,000 of at least 128,256."""
     shrunk = 16 if setting.small else 1
-    narrow = _compare(setting, proof, (1, 129, 1000) if setting.small else _NARROW, 4, 4096 // shrunk)
-    wide = _compare(setting, proof, (4097,) if setting.small else _WIDE, 16, 256 // shrunk)
+    narrow_sizes, wide_sizes = ((1, 129, 1000), (4097,)) if setting.small else (_NARROW, _WIDE)
+    # The longest first.
+    tasks = [(size, 16, 256 // shrunk) for size in wide_sizes] + [(size, 4, 4096 // shrunk) for size in narrow_sizes]
+    tallies = proof.apart(setting, _compare, tasks)
+    wide, narrow = _Tally.sum(tallies[: len(wide_sizes)]), _Tally.sum(tallies[len(wide_sizes) :])
     enough = setting.small or (narrow.rows >= 200_000 and wide.rows >= 20_000)
     proof.check("rows enough", enough, narrow=narrow.rows, wide=wide.rows)
-    excused = narrow.excused + wide.excused
-    in_steps = steps_equality.check(setting, proof, excused)
+    steps = _Tally.sum(proof.apart(setting, _compare_steps, steps_equality.plays(setting)))
+    excused = narrow.excused + wide.excused + steps.excused
     near = narrow.near_ties + wide.near_ties
     proof.check("excuses", len(excused) <= MOST_EXCUSED, near_ties=near, excused=len(excused), rows=excused)
     _mutants(setting, proof)
     proof.summary = (
-        f"{narrow.rows:,} rows of V <= 4,097, {wide.rows:,} wide ones, {in_steps:,} in steps of a sampler, "
+        f"{narrow.rows:,} rows of V <= 4,097, {wide.rows:,} wide ones, {steps.rows:,} in steps of a sampler, "
         f"{len(excused)} near-ties excused"
     )
 
 
-def _compare(setting: Setting, proof: Proof, sizes: tuple[int, ...], batches: int, n: int) -> _Tally:
-    """Draws `batches` batches of n rows of each size."""
-    all_sizes = _Tally()
-    for vocab_size in sizes:
-        generator, rng = setting.generator(vocab_size), random.Random(vocab_size)
-        tally = _Tally()
-        for _ in range(batches):
-            form = Form.random(rng)
-            batch = random_batch(generator, n, vocab_size, form)
-            _judge(batch, form, setting.draw(batch), tally)
-        figures = {"rows": tally.rows, "near_ties": tally.near_ties, "with_logprobs": tally.with_logprobs}
-        proof.check(f"V = {vocab_size}", tally.wrong == 0, **figures, wrong=tally.wrong, examples=tally.examples)
-        all_sizes.rows += tally.rows
-        all_sizes.near_ties += tally.near_ties
-        all_sizes.excused += tally.excused
-    return all_sizes
+def _compare(setting: Setting, proof: Proof, vocab_size: int, batches: int, n: int) -> _Tally:
+    """Draws `batches` batches of n rows."""
+    generator, rng, tally = setting.generator(vocab_size), random.Random(vocab_size), _Tally()
+    for _ in range(batches):
+        form = Form.random(rng)
+        batch = random_batch(generator, n, vocab_size, form)
+        _judge(batch, form, setting.draw(batch), tally)
+    figures = {"rows": tally.rows, "near_ties": tally.near_ties, "with_logprobs": tally.with_logprobs}
+    proof.check(f"V = {vocab_size}", tally.wrong == 0, **figures, wrong=tally.wrong, examples=tally.examples)
+    return tally
+
+
+def _compare_steps(setting: Setting, proof: Proof, vocab_size: int, mode: str, seed: int) -> _Tally:
+    tally = _Tally()
+    tally.rows = steps_equality.play(setting, proof, vocab_size, mode, seed, tally.excused)
+    return tally
 
 
 def _judge(batch: Batch, form: Form, drawn: SampledRows, tally: _Tally) -> None:

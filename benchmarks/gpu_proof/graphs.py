@@ -36,15 +36,18 @@ EDITED: tuple[dict[str, object], ...] = (
 _STEPS = 8
 
 
-def check(setting: Setting, proof: Proof, vocab_size: int, n: int) -> None:
-    """Captures each form of draw, and a sampler's steps with all that they remember."""
+_STEPS_OF = {"steps of a sampler": REQUESTS, "steps of a sampler with edits": REQUESTS + EDITED}
+NAMES = (*_FORMS, *_STEPS_OF)
+
+
+def check(setting: Setting, proof: Proof, name: str, vocab_size: int, n: int) -> None:
+    """Captures a form of draw, or a sampler's steps with all that they remember."""
     if not setting.on_gpu:
-        proof.skip("CUDA graphs", "the device is no GPU")
-        return
-    for name, form in _FORMS.items():
-        _draws(setting, proof, f"graph: {name}", form, vocab_size, n)
-    _steps(setting, proof, "graph: steps of a sampler", REQUESTS, vocab_size, n)
-    _steps(setting, proof, "graph: steps of a sampler with edits", REQUESTS + EDITED, vocab_size, n)
+        proof.skip(f"graph: {name}", "the device is no GPU")
+    elif name in _FORMS:
+        _draws(setting, proof, f"graph: {name}", _FORMS[name], vocab_size, n)
+    else:
+        _steps(setting, proof, f"graph: {name}", _STEPS_OF[name], vocab_size, n)
 
 
 def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:

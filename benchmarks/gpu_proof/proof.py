@@ -1,10 +1,15 @@
 """What every proof is given, and what it leaves behind: named checks with their figures."""
 
+import os
 import platform
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
@@ -65,10 +70,40 @@ class Proof:
         """Record what could not be looked at; it neither passes nor fails."""
         self._record(name, None, "not run", {"why": why})
 
+    def apart(self, setting: Setting, part: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """Run `part(setting, proof, *task)` for each task; what they return.
+
+        On a GPU each runs in a process of its own, many at a time: compiling takes longer than all else.
+        """
+        if not setting.on_gpu:
+            return [part(setting, self, *task) for task in tasks]
+        workers = max(1, (os.cpu_count() or 1) // 2)
+        with ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=1) as pool:
+            running = [pool.submit(_checks_of, self.name, setting, part, task) for task in tasks]
+            results = []
+            for future in running:
+                checks, result = future.result()
+                self.checks += checks
+                results.append(result)
+        return results
+
     def _record(self, name: str, passed: bool | None, word: str, figures: dict[str, Any]) -> None:
         self.checks.append({"name": name, "passed": passed, **figures})
         shown = ", ".join(f"{key} {value}" for key, value in figures.items() if not isinstance(value, (list, dict)))
         print(f"  {self.name}: {name}: {word}  {shown}", file=sys.stderr, flush=True)
+
+
+def _checks_of(
+    name: str, setting: Setting, part: Callable[..., Any], task: tuple[Any, ...]
+) -> tuple[list[dict[str, Any]], Any]:
+    """What a process of its own found."""
+    proof, result = Proof(name), None
+    try:
+        result = part(setting, proof, *task)
+    except Exception:
+        shown = ", ".join(str(item) for item in task)
+        proof.check(f"ran to its end: {shown}", False, traceback=traceback.format_exc().splitlines())
+    return proof.checks, result
 
 
 def conditions(setting: Setting) -> dict[str, str]:

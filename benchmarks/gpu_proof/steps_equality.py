@@ -37,16 +37,14 @@ class OracleSampler:
         return drawn._replace(logprobs=logprob_oracle.logprobs(logits, params, edits, drawn.token_ids, wanted))
 
 
-def check(setting: Setting, proof: Proof, excused: list[str]) -> int:
-    """Leads both through the same steps, in every mode; the number of rows. Appends near-ties to `excused`."""
-    rows = 0
-    for vocab_size in (129, 1000) if setting.small else (129, 4097, 128_256):
-        for seed, mode in enumerate(MODES):
-            rows += _play(setting, proof, vocab_size, mode, seed, excused)
-    return rows
+def plays(setting: Setting) -> list[tuple[int, str, int]]:
+    """The sizes, modes and seeds to play."""
+    sizes = (129, 1000) if setting.small else (129, 4097, 128_256)
+    return [(vocab_size, mode, seed) for vocab_size in sizes for seed, mode in enumerate(MODES)]
 
 
-def _play(setting: Setting, proof: Proof, vocab_size: int, mode: str, seed: int, excused: list[str]) -> int:
+def play(setting: Setting, proof: Proof, vocab_size: int, mode: str, seed: int, excused: list[str]) -> int:
+    """Leads both through the same steps; the number of rows. Appends near-ties to `excused`."""
     wide = seed == 3
     judge = OracleSampler(setting, vocab_size, mode, wide)
     product = Sampler(

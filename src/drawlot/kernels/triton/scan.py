@@ -5,8 +5,17 @@ import triton.language as tl
 
 from drawlot.kernels.triton.pdl import let_next_start
 from drawlot.kernels.triton.states import scan_scale
-from drawlot.kernels.triton.values import MINUS_INF, edited, grammar_masked, ids_of, is_edited, load_logits
+from drawlot.kernels.triton.values import (
+    MINUS_INF,
+    edited,
+    grammar_masked,
+    ids_of,
+    is_edited,
+    load_logits,
+    slot_of,
+)
 
+_FEW = tl.constexpr(4)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -35,22 +44,43 @@ def scan_kernel(rows, states, tiles, wanted, num_blocks, TILES: tl.constexpr, OV
         tl.store(tiles.control + tl.arange(0, 4), 0)
     state = tl.load(states.index + row)
     if state >= 0:
-        raw = grammar_masked(rows, row, logits, ids, exists)
+        if rows.edits is None:
+            _put_tiles(rows, states, tiles, wanted, row, state, tile, logits, True)
+        elif slot_of(rows, row) < 0:
+            _put_tiles(rows, states, tiles, wanted, row, state, tile, logits, False)
+        else:
+            # Edits need many registers, which all rows would pay for: they are given few tiles at a time.
+            start = 0
+            while start < TILES:
+                few = (tl.program_id(0) % num_blocks) * TILES + start + tl.arange(0, _FEW)
+                few_logits = load_logits(rows, row, ids_of(few), (few < rows.num_tiles)[:, None])
+                _put_tiles(rows, states, tiles, wanted, row, state, few, few_logits, True)
+                start += _FEW
+
+
+@triton.jit
+def _put_tiles(rows, states, tiles, wanted, row, state, tile, logits, EDITED: tl.constexpr):
+    """Stores maxima and sums of tiles. EDITED: edits may touch the row."""
+    ids = ids_of(tile)
+    exists = (tile < rows.num_tiles)[:, None]
+    raw = grammar_masked(rows, row, logits, ids, exists)
+    x = raw
+    if EDITED:
         x = edited(rows, row, raw, ids, exists)
-        maxima = tl.max(x, 1)
-        sums = tile_sums(x, maxima, scan_scale(states, state))
-        if rows.bitmask is not None or rows.overlay is not None or rows.edits is not None:
-            # A mask hides a NaN from the sum, but not from the status of its row.
-            bad = tl.max(((logits != logits) | (logits == float("inf"))).to(tl.int32), 1)
-            sums = tl.where(bad != 0, float("nan"), sums)
-        at = row * tiles.stride + tile
-        tl.store(tiles.maxima + at, maxima, mask=tile < rows.num_tiles)
-        tl.store(tiles.sums + at, sums, mask=tile < rows.num_tiles)
-        if tiles.raw_sums is not None:
-            if raw_apart(rows, states, state, row) & (tl.load(wanted.wanted + state) != 0):
-                raw_maxima = tl.max(raw, 1)
-                tl.store(tiles.raw_maxima + at, raw_maxima, mask=tile < rows.num_tiles)
-                tl.store(tiles.raw_sums + at, tile_sums(raw, raw_maxima, 1.0), mask=tile < rows.num_tiles)
+    maxima = tl.max(x, 1)
+    sums = tile_sums(x, maxima, scan_scale(states, state))
+    if rows.bitmask is not None or rows.overlay is not None or rows.edits is not None:
+        # A mask hides a NaN from the sum, but not from the status of its row.
+        bad = tl.max(((logits != logits) | (logits == float("inf"))).to(tl.int32), 1)
+        sums = tl.where(bad != 0, float("nan"), sums)
+    at = row * tiles.stride + tile
+    tl.store(tiles.maxima + at, maxima, mask=tile < rows.num_tiles)
+    tl.store(tiles.sums + at, sums, mask=tile < rows.num_tiles)
+    if tiles.raw_sums is not None:
+        if raw_apart(rows, states, state, row) & (tl.load(wanted.wanted + state) != 0):
+            raw_maxima = tl.max(raw, 1)
+            tl.store(tiles.raw_maxima + at, raw_maxima, mask=tile < rows.num_tiles)
+            tl.store(tiles.raw_sums + at, tile_sums(raw, raw_maxima, 1.0), mask=tile < rows.num_tiles)
 
 
 @triton.jit

@@ -1,0 +1,1 @@
+"""Where drafts come from: one file a method."""

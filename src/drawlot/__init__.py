@@ -10,8 +10,16 @@ if TYPE_CHECKING:
     from drawlot.engine.args import EngineArgs
     from drawlot.entrypoints.llm import LLM
     from drawlot.functional import sample
-    from drawlot.outputs import LogitsRows, LogprobsTensors, RowStatus, SamplerOutput
+    from drawlot.outputs import (
+        LogitsRows,
+        LogprobsTensors,
+        RowStatus,
+        SamplerOutput,
+        SparseDraftLogits,
+        VerifierOutput,
+    )
     from drawlot.sampling import Sampler
+    from drawlot.verification import RejectionSampler
 
 __version__ = "0.1.0"
 
@@ -25,10 +33,13 @@ __all__ = [
     "LogprobsTensors",
     "ModelError",
     "ParameterError",
+    "RejectionSampler",
     "RowStatus",
     "Sampler",
     "SamplerOutput",
     "SamplingParams",
+    "SparseDraftLogits",
+    "VerifierOutput",
     "sample",
 ]
 
@@ -38,9 +49,12 @@ _HOME = {
     "LLM": "drawlot.entrypoints.llm",
     "LogitsRows": "drawlot.outputs",
     "LogprobsTensors": "drawlot.outputs",
+    "RejectionSampler": "drawlot.verification",
     "RowStatus": "drawlot.outputs",
     "Sampler": "drawlot.sampling",
     "SamplerOutput": "drawlot.outputs",
+    "SparseDraftLogits": "drawlot.outputs",
+    "VerifierOutput": "drawlot.outputs",
     "sample": "drawlot.functional",
 }
 

@@ -1,4 +1,4 @@
-"""The small named tuples that cross rooms. N: rows of logits, R: requests, V: vocabulary, C: logprob columns.
+"""The small named tuples that cross rooms. N: rows of logits, R: requests, V: vocabulary, K: drafts, C: columns.
 
 Unless a field says otherwise its tensor lies on the device of the logits and belongs to the caller.
 """
@@ -70,3 +70,27 @@ class LogitsRows(NamedTuple):
     """int32 [R + 1]: the rows of request r are cu[r] .. cu[r + 1]"""
     state_rows: Sequence[int] | None = None
     """expanded_idx_mapping on the host; without it the flashinfer backend waits for the device to read it"""
+
+
+class SparseDraftLogits(NamedTuple):
+    """Draft logits of few tokens: the laws of a drafter that gives all other tokens the probability 0."""
+
+    token_ids: Tensor
+    """int64 [max_num_reqs, K, M], distinct in a line, -1 unused; line [s, j]: draft j of the request in state row s"""
+    logits: Tensor
+    """float32, bfloat16 or float16 [max_num_reqs, K, M]"""
+
+
+class VerifierOutput(NamedTuple):
+    """What one verification of drafts emits: accepted drafts, then one token more."""
+
+    sampled_token_ids: Tensor
+    """int64 [R, K + 1], contiguous from column 0, -1 past num_sampled"""
+    num_sampled: Tensor
+    """int32 [R]: num_accepted + 1, or num_accepted where the row that would emit is bad"""
+    num_accepted: Tensor
+    """int32 [R]"""
+    logprobs: LogprobsTensors | None
+    """Of all N rows, unused past the num_sampled of each request; None where no row asked for logprobs"""
+    status: Tensor
+    """uint8 [N], flags of `RowStatus`"""

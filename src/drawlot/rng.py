@@ -43,6 +43,13 @@ class Stream(IntEnum):
     BONUS_TOKEN = 8
 
 
+# The streams of the two races of a draw.
+TARGET = (Stream.TARGET_TILE, Stream.TARGET_TOKEN)
+DRAFT = (Stream.DRAFT_TILE, Stream.DRAFT_TOKEN)
+RESIDUAL = (Stream.RESIDUAL_TILE, Stream.RESIDUAL_TOKEN)
+BONUS = (Stream.BONUS_TILE, Stream.BONUS_TOKEN)
+
+
 def philox4x32(counter: tuple[Array, Array, Array, Array], key: tuple[Array, Array]) -> tuple[Array, ...]:
     """Ten rounds of Philox4x32.
 
@@ -180,6 +187,22 @@ def gumbel_noise_run(
     else:
         uniform = uniform32(xp.stack((w0, w1, w2, w3), -1))
     return gumbel(uniform.reshape(len(seed), -1))[:, :count]
+
+
+def coin(seed: Array, anchor: Array, choice: Array, row: Array, *, wide: bool = False) -> Array:
+    """The coin that decides over the draft of a row of a verified step: id 0 of the stream ACCEPT.
+
+    Args:
+        seed, choice, row: Integers that broadcast against each other.
+        anchor: The position of the step's row 0.
+        wide: Float64 from 64 bits instead of float32 from 32.
+
+    Returns:
+        Uniform in (0, 1), float32 or float64.
+    """
+    stream = Stream.ACCEPT + _WIDE if wide else Stream.ACCEPT
+    w0, w1, _, _ = words(seed, anchor, stream, seed * 0, choice, row)
+    return uniform64(w0, w1) if wide else uniform32(w0)
 
 
 # log(1 + f) = f + f^2 Q(f) on [sqrt(1/2) - 1, sqrt(2) - 1]; largest relative error 4.2e-9 (tools/fit_log1p.py).

@@ -11,8 +11,10 @@ from typing import NamedTuple, Protocol
 from torch import Tensor, device
 
 from drawlot.errors import BackendError
+from drawlot.kernels.drafts import Drafts, Law, VerifiedRows
 from drawlot.kernels.inputs import BatchFacts, Edits, LogprobsWanted, RowParams, SampledRows
 from drawlot.kernels.requests import StepSampler
+from drawlot.rng import TARGET, Stream
 
 logger = logging.getLogger("drawlot")
 _logged: set[str] = set()
@@ -29,6 +31,45 @@ class SampleRows(Protocol):
     ) -> SampledRows: ...
 
 
+class SampleRowsOnStreams(Protocol):
+    """`sample_rows` of a backend that also draws for other purposes than ordinary ones."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        params: RowParams,
+        edits: Edits,
+        wanted: LogprobsWanted | None,
+        *,
+        wide: bool = False,
+        streams: tuple[Stream, Stream] = TARGET,
+    ) -> SampledRows: ...
+
+
+class VerifyRows(Protocol):
+    """A backend's `verify_rows`."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        params: RowParams,
+        edits: Edits,
+        drafts: Drafts,
+        wanted: LogprobsWanted | None,
+        *,
+        wide: bool = False,
+    ) -> VerifiedRows: ...
+
+
+class Drafting(NamedTuple):
+    """What speculative decoding needs of a backend: draws of drafts, and their verification."""
+
+    sample_rows: SampleRowsOnStreams
+    log_weights: Callable[[Tensor, RowParams], Tensor]
+    verify_rows: VerifyRows
+    law: Callable[[Tensor, RowParams, Edits, Drafts], Law]
+
+
 class Backend(NamedTuple):
     """The functions of one backend."""
 
@@ -39,10 +80,22 @@ class Backend(NamedTuple):
     """Where `sample_rows` has to know a batch beforehand: its form for a batch with these facts"""
     step_sampler: type[StepSampler] | None = None
     """Where a backend keeps requests in tables of its own: what draws for them"""
+    drafting: Drafting | None = None
+    """None: the backend does not verify drafts"""
 
     def sampler_of(self, facts: Callable[[], BatchFacts]) -> SampleRows:
         """What samples a batch; its facts are asked for only where they matter."""
         return self.sample_rows if self.for_batch is None else self.for_batch(facts())
+
+    def needed_for_drafts(self) -> Drafting:
+        """What drafts and verifies.
+
+        Raises:
+            BackendError: The backend does not.
+        """
+        if self.drafting is None:
+            raise BackendError(f"backend {self.name!r}: does not verify drafts; torch and reference do")
+        return self.drafting
 
 
 def why_not(name: str, on: device) -> str | None:
@@ -97,4 +150,7 @@ def _load(name: str) -> Backend:
         module.logprobs_of,
         getattr(module, "for_batch", None),
         getattr(module, "StepSampler", None),
+        Drafting(module.sample_rows, module.log_weights, module.verify_rows, module.law)
+        if hasattr(module, "verify_rows")
+        else None,
     )

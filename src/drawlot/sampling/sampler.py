@@ -1,12 +1,12 @@
 """The stateful sampler of an engine: permanent rows, staged writes, one call a step."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from drawlot.errors import InputError, ParameterError
-from drawlot.kernels.inputs import SampledRows
+from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SampledRows
 from drawlot.kernels.registry import get_backend
 from drawlot.kernels.requests import StepSampler
 from drawlot.outputs import LogitsRows, LogprobsTensors, RowStatus, SamplerOutput
@@ -56,6 +56,7 @@ class Sampler:
         self.use_fp64_gumbel = use_fp64_gumbel
         self.backend = get_backend(backend, self.device)
         self._live: set[int] = set()
+        self._forget: list[Callable[[int], None]] = []
         check_mode(logprobs_mode)
         self._steps: StepSampler | None = None
         if self.backend.step_sampler is not None:
@@ -165,17 +166,32 @@ class Sampler:
         sample_rows = self.backend.sampler_of(
             lambda: self._numbers.facts(which.tolist() if rows.state_rows is None else rows.state_rows)
         )
-        drawn = sample_rows(
-            logits[:, : self.vocab_size],
-            self._numbers.gather(which, rows.positions),
-            self._edits.build(rows, allowed_bitmask),
-            self._logprobs.wanted(which),
-            wide=self.use_fp64_gumbel,
-        )
+        inputs = self.inputs_of(rows, allowed_bitmask)
+        drawn = sample_rows(logits[:, : self.vocab_size], *inputs, wide=self.use_fp64_gumbel)
         skipped = which < 0
         tokens = torch.where(skipped, -1, drawn.token_ids)
         status = torch.where(skipped, int(RowStatus.SKIPPED), drawn.status)
         return SamplerOutput(tokens, _columns(drawn, rows), status)
+
+    def inputs_of(
+        self, rows: LogitsRows, allowed_bitmask: Tensor | None
+    ) -> tuple[RowParams, Edits, LogprobsWanted | None]:
+        """What the kernels of a backend without tables of its own are given beside the logits."""
+        which = rows.expanded_idx_mapping
+        params = self._numbers.gather(which, rows.positions)
+        return params, self._edits.build(rows, allowed_bitmask), self._logprobs.wanted(which)
+
+    def row_params(self, state_rows: Tensor, positions: Tensor) -> RowParams:
+        """The parameters of requests int64 [N] (-1 reads row 0) at positions int64 [N]; backends as for `inputs_of`."""
+        return self._numbers.gather(state_rows, positions)
+
+    def owns(self, req_idx: int) -> bool:
+        """Some request owns the row."""
+        return req_idx in self._live
+
+    def on_remove(self, forget: Callable[[int], None]) -> None:
+        """Whoever keeps states beside the sampler's is told which row a removed request leaves."""
+        self._forget.append(forget)
 
     def commit(self, idx_mapping: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
         """What was emitted enters penalties and bad words.
@@ -199,6 +215,8 @@ class Sampler:
         if req_idx not in self._live:
             raise InputError(f"req_idx: no request owns row {req_idx}")
         self._live.remove(req_idx)
+        for forget in self._forget:
+            forget(req_idx)
         if self._steps is not None:
             self._steps.remove_request(req_idx)
             return

@@ -26,8 +26,10 @@ def in_order(values: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def kept_set(values: NDArray[np.float32], temperature: float, top_k: int, top_p: float, min_p: float) -> Kept:
-    """The first max(1, min(n_k, n_m, n_p)) tokens of the order; temperature > 0, some value finite."""
+    """The first max(1, min(n_k, n_m, n_p)) tokens of the order, or at temperature 0 the first; some value is finite."""
     ids = in_order(values)
+    if temperature == 0:
+        return Kept(ids[:1], np.zeros(1), np.inf)
     x = values[ids].astype(np.float64)
     z = (x - x[0]) / max(temperature, SMALLEST_TEMPERATURE)
     n_k = min(top_k, len(ids)) if top_k > 0 else len(ids)

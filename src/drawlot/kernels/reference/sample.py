@@ -7,68 +7,76 @@ from torch import Tensor
 
 from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SampledRows
 from drawlot.kernels.reference.edits import grammar_masked, row_values
-from drawlot.kernels.reference.filters import in_order, kept_set
-from drawlot.kernels.reference.logprobs import row_logprobs
+from drawlot.kernels.reference.filters import Kept, kept_set
+from drawlot.kernels.reference.logprobs import Line, row_logprobs
 from drawlot.kernels.reference.race import Key, race
 from drawlot.outputs import RowStatus
-from drawlot.rng import Stream
+from drawlot.rng import TARGET, Stream
 
 
 def sample_rows(
-    logits: Tensor, params: RowParams, edits: Edits, wanted: LogprobsWanted | None, *, wide: bool = False
+    logits: Tensor,
+    params: RowParams,
+    edits: Edits,
+    wanted: LogprobsWanted | None,
+    *,
+    wide: bool = False,
+    streams: tuple[Stream, Stream] = TARGET,
 ) -> SampledRows:
     """Draws one token for each row; see `RowParams`, `Edits`, `LogprobsWanted` and `SampledRows` for shapes."""
     device = logits.device
-    logits, edits = logits.detach().cpu(), _on_cpu(edits)
-    params = RowParams(*(field.cpu() for field in params))
+    logits, params, edits = on_cpu(logits, params, edits)
     tokens, status, margins, lines = [], [], [], []
     for i, row in enumerate(logits):
         x = row.float().numpy()
-        token, flags, margin = _sample_row(x, i, params, edits, wide)
+        token, margin = -1, np.inf
+        flags, kept = processed(x, i, params, edits)
+        if kept is not None:
+            token, margin = race(kept.ids, kept.z, key_of(params, i), streams, wide)
+            margin = min(margin, kept.margin)
         tokens.append(token)
         status.append(flags)
         margins.append(margin)
         if wanted is not None:
-            raw = grammar_masked(x, i, edits)
-            values = row_values(x, i, edits) if flags == RowStatus.OK else raw
-            lines.append(row_logprobs(raw, values, i, token, params, wanted))
-    logprobs = None
-    if wanted is not None:
-        ids, values_, ranks = zip(*lines) if lines else ((), (), ())
-        logprobs = (
-            _stacked(ids, wanted.columns, torch.int64, device),
-            _stacked(values_, wanted.columns, torch.float32, device),
-            torch.tensor(ranks, dtype=torch.int64, device=device),
-        )
+            lines.append(logprobs_line(x, i, token, params, edits, wanted))
     return SampledRows(
         torch.tensor(tokens, dtype=torch.int64, device=device),
         torch.tensor(status, dtype=torch.uint8, device=device),
-        logprobs,
+        wanted and stacked(lines, wanted.columns, device),
         torch.tensor(margins, dtype=torch.float64, device=device),
     )
 
 
-def _sample_row(
-    logits: NDArray[np.float32], i: int, params: RowParams, edits: Edits, wide: bool
-) -> tuple[int, RowStatus, float]:
-    """Token, status and margin of row i."""
+def processed(logits: NDArray[np.float32], i: int, params: RowParams, edits: Edits) -> tuple[RowStatus, Kept | None]:
+    """Status of row i, and what it may draw: its law is the softmax of z. None for a bad row."""
     values = row_values(logits, i, edits)  # stages 1 and 2
     for x in (logits, values):
         if np.isnan(x).any() or (x == np.inf).any():
-            return -1, RowStatus.NONFINITE, np.inf
+            return RowStatus.NONFINITE, None
     if not (values > -np.inf).any():
-        return -1, RowStatus.EMPTY_SUPPORT, np.inf
-    temperature, top_k, top_p, min_p, seed, position, choice, row = (field[i].item() for field in params)
-    if temperature == 0:
-        return int(in_order(values)[0]), RowStatus.OK, np.inf
-    kept = kept_set(values, temperature, int(top_k), top_p, min_p)  # stages 3 and 4
-    key = Key(int(seed), int(position), int(choice), int(row))
-    streams = (Stream.TARGET_TILE, Stream.TARGET_TOKEN)
-    token, margin = race(kept.ids, kept.z, key, streams, wide)  # stage 5 and the draw
-    return token, RowStatus.OK, min(margin, kept.margin)
+        return RowStatus.EMPTY_SUPPORT, None
+    temperature, top_k, top_p, min_p = (field[i].item() for field in params[:4])
+    return RowStatus.OK, kept_set(values, temperature, int(top_k), top_p, min_p)  # stages 3 to 5
 
 
-def _on_cpu(edits: Edits) -> Edits:
+def key_of(params: RowParams, i: int) -> Key:
+    """What row i's noise is a function of."""
+    seed, position, choice, row = (int(field[i]) for field in params[4:])
+    return Key(seed, position, choice, row)
+
+
+def logprobs_line(
+    logits: NDArray[np.float32], i: int, token: int, params: RowParams, edits: Edits, wanted: LogprobsWanted
+) -> Line:
+    """Row i's line of logprobs; token -1: unused."""
+    raw = grammar_masked(logits, i, edits)
+    values = row_values(logits, i, edits) if token >= 0 else raw
+    return row_logprobs(raw, values, i, token, params, wanted)
+
+
+def on_cpu(logits: Tensor, params: RowParams, edits: Edits) -> tuple[Tensor, RowParams, Edits]:
+    """What a call is given, where NumPy can read it."""
+
     def moved(edit: object) -> object:
         if isinstance(edit, Tensor):
             return edit.cpu()
@@ -77,9 +85,16 @@ def _on_cpu(edits: Edits) -> Edits:
             return type(edit)(*parts) if hasattr(edit, "_fields") else tuple(parts)
         return edit
 
-    return Edits(*(moved(edit) for edit in edits))  # type: ignore[arg-type]
+    own_edits = Edits(*(moved(edit) for edit in edits))  # type: ignore[arg-type]
+    return logits.detach().cpu(), RowParams(*(field.cpu() for field in params)), own_edits
 
 
-def _stacked(lines: tuple[NDArray[np.generic], ...], columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[N, columns], N = 0 included."""
-    return torch.from_numpy(np.reshape(lines, (len(lines), columns))).to(device, dtype)
+def stacked(lines: list[Line], columns: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The lines' ids [N, C], logprobs [N, C] and ranks [N]; N = 0 included."""
+    ids, logprobs, ranks = zip(*lines) if lines else ((), (), ())
+    shape = len(lines), columns
+    return (
+        torch.from_numpy(np.reshape(ids, shape)).to(device, torch.int64),
+        torch.from_numpy(np.reshape(logprobs, shape)).to(device, torch.float32),
+        torch.tensor(ranks, dtype=torch.int64, device=device),
+    )

@@ -130,7 +130,7 @@ def make_engine(folder: Path, work: Work, *, enforce_eager: bool = False) -> Any
 
         # What a GPU would run, without graphs and with interpreted kernels.
         runner = engine._runner
-        runner.decoder = Decoder(runner.model, engine.config, runner._pools, runner.sampler, capture=False)
+        runner.decoder = Decoder(runner.model, engine.config, runner.target.pools, runner.sampler, capture=False)
     return engine
 
 
@@ -337,7 +337,7 @@ def floor(engine: Any, work: Work, context: int) -> dict[str, float]:
     """Bytes that a step must read, weights and cache, and the time that one read of as many takes here."""
     model = engine._runner.model
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    a_token = sum(half[0, 0].numel() * half.element_size() for pool in engine._runner._pools for half in pool)
+    a_token = sum(half[0, 0].numel() * half.element_size() for pool in engine._runner.target.pools for half in pool)
     total = weights + len(work.prompts) * context * a_token
     buffer = torch.ones(2**20 if work.device == "cpu" else 2**30, device=work.device)
     read = timed([buffer.sum], work)[0]

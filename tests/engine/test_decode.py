@@ -21,7 +21,7 @@ from drawlot.params import SamplingParams
 def with_decoder(engine):
     """The engine with the decoder of a GPU, without graphs."""
     runner = engine._runner
-    runner.decoder = decode.Decoder(runner.model, engine.config, runner._pools, runner.sampler, capture=False)
+    runner.decoder = decode.Decoder(runner.model, engine.config, runner.target.pools, runner.sampler, capture=False)
     return engine
 
 
@@ -158,7 +158,7 @@ def test_a_bad_row_ends_its_own_choice_only(make_decoding, model_folder, tmp_pat
         assert tokens(outputs) == [wanted[0], [[5]], wanted[1]]
         assert outputs[1].outputs[0].finish_reason == "error"
         assert outputs[1].outputs[0].stop_reason == "nonfinite"
-    assert not any(pool.isnan().any() for layer in engine._runner._pools for pool in layer)
+    assert not any(pool.isnan().any() for layer in engine._runner.target.pools for pool in layer)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -218,7 +218,7 @@ def test_padding_touches_nothing(make_engine, make_decoding):
     ]
     engine = make_decoding(max_num_seqs=5)
     assert tokens(run(engine, requests)) == tokens(run(make_engine(), requests))
-    assert not any(half[0].any() for pool in engine._runner._pools for half in pool)
+    assert not any(half[0].any() for pool in engine._runner.target.pools for half in pool)
 
 
 def test_steps_that_only_score_are_not_decoded(make_engine, make_decoding):

@@ -166,4 +166,4 @@ def test_a_bad_row_ends_its_own_choice_only(make_engine, model_folder, tmp_path)
         assert [o.outputs[0].token_ids for o in outputs] == [expected[0], [], expected[1], [], expected[2]]
         assert outputs[1].outputs[0].finish_reason == "error"
         assert outputs[1].outputs[0].stop_reason == "nonfinite"
-    assert not any(pool.isnan().any() for layer in engine._runner._pools for pool in layer)
+    assert not any(pool.isnan().any() for layer in engine._runner.target.pools for pool in layer)

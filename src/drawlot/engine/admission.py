@@ -27,7 +27,9 @@ class Admission:
         # Random takes the absolute value of an int, so that -1 and 1 would share a stream.
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed % 2**64)
 
-    def request(self, request_id: str, prompt: str | Sequence[int], params: SamplingParams) -> Request:
+    def request(
+        self, request_id: str, prompt: str | Sequence[int], params: SamplingParams, use_speculation: bool = True
+    ) -> Request:
         """A request to draw.
 
         Raises:
@@ -57,6 +59,7 @@ class Admission:
             stop_token_ids=stop_token_ids,
             eos_token_ids=eos_token_ids,
             bad_words_token_ids=self._bad_words(params.bad_words),
+            max_drafts=self._max_drafts(use_speculation),
             prompt_logprobs=[] if params.prompt_logprobs is None else [None],
         )
         self._add_choices(request, params.n)
@@ -68,8 +71,12 @@ class Admission:
         """A request that draws nothing.
 
         Raises:
-            ParameterError: The prompt does not fit, or there are no labels or too many.
+            ParameterError: The prompt does not fit, there are no labels or too many, or verification is synthetic.
         """
+        speculative = self.config.speculative
+        if speculative is not None and speculative.rejection_sample_method == "synthetic":
+            rule = "synthetic, which is for benchmarks, gives no scores"
+            raise ParameterError("speculative_config.rejection_sample_method", rule, "synthetic")
         token_ids = self._token_ids("prompt", prompt_token_ids)
         labels = self._token_ids("label_token_ids", label_token_ids)
         if not 1 <= len(labels) <= MAX_LOGPROB_TOKEN_IDS:
@@ -87,6 +94,12 @@ class Admission:
         )
         self._add_choices(request, 1)
         return request
+
+    def _max_drafts(self, use_speculation: bool) -> int:
+        if not isinstance(use_speculation, bool):
+            raise ParameterError("use_speculation", "must be True or False", use_speculation)
+        speculative = self.config.speculative
+        return speculative.num_speculative_tokens if speculative is not None and use_speculation else 0
 
     def _add_choices(self, request: Request, count: int) -> None:
         params, prompt = request.params, request.prompt_token_ids

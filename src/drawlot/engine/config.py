@@ -6,6 +6,7 @@ import torch
 
 from drawlot.engine.args import EngineArgs
 from drawlot.engine.attention import LayerLayout
+from drawlot.engine.speculative_config import SpeculativeConfig
 from drawlot.errors import ParameterError
 
 # Bounds what a step's prompt logprobs need: 256 MiB of float32 logits.
@@ -45,6 +46,7 @@ class EngineConfig:
     max_logprobs: int
     max_prompt_logprob_rows: int
     """Rows of prompt logprobs in one step"""
+    speculative: SpeculativeConfig | None
 
 
 def resolve_device(device: str) -> torch.device:
@@ -65,11 +67,12 @@ def resolve_config(args: EngineArgs, limits: ModelLimits, dtype: torch.dtype, de
     """Fill in what the model decides.
 
     Raises:
-        ParameterError: `max_model_len` is more than the model can.
+        ParameterError: `max_model_len` is more than the model can, or drafts are more than fit into it or into a step.
     """
     if args.max_model_len is not None and args.max_model_len > limits.context_length:
         raise ParameterError("max_model_len", f"must be at most {limits.context_length}", args.max_model_len)
     max_model_len = args.max_model_len or limits.context_length
+    _check_drafts(args, max_model_len)
     return EngineConfig(
         dtype=dtype,
         device=device,
@@ -83,7 +86,19 @@ def resolve_config(args: EngineArgs, limits: ModelLimits, dtype: torch.dtype, de
         logprobs_mode=args.logprobs_mode,
         max_logprobs=args.max_logprobs,
         max_prompt_logprob_rows=max(1, _PROMPT_LOGITS // limits.vocab_size),
+        speculative=args.speculative_config,
     )
+
+
+def _check_drafts(args: EngineArgs, max_model_len: int) -> None:
+    if args.speculative_config is None:
+        return
+    count = args.speculative_config.num_speculative_tokens
+    for name, limit in (("max_model_len", max_model_len), ("max_num_batched_tokens", args.max_num_batched_tokens)):
+        if count >= limit:
+            raise ParameterError(
+                "speculative_config.num_speculative_tokens", f"must be less than {name} ({limit})", count
+            )
 
 
 def _num_kv_blocks(

@@ -7,16 +7,27 @@ import torch
 from torch import Tensor
 
 from drawlot.engine.request import Choice
-from drawlot.outputs import LogitsRows, LogprobsTensors, SamplerOutput
+from drawlot.outputs import LogitsRows, LogprobsTensors, SamplerOutput, VerifierOutput
 from drawlot.sampling import Sampler
 
 
-class Drawn(NamedTuple):
-    """One token for each of `choices`, on the host."""
+class DrawnTokens(NamedTuple):
+    """What a step has drawn for one choice."""
 
-    choices: Sequence[Choice] = ()
-    token_ids: Sequence[int] = ()
-    status: Sequence[int] = ()
+    choice: Choice
+    token_ids: Sequence[int]
+    status: int
+    """Of the row that should have given one more token, and did not"""
+    first_row: int
+    """Of the logprobs"""
+    num_drafts: int = 0
+    num_accepted: int = 0
+
+
+class Drawn(NamedTuple):
+    """What a step has drawn, on the host."""
+
+    choices: Sequence[DrawnTokens] = ()
     logprobs: LogprobsTensors | None = None
 
 
@@ -50,7 +61,25 @@ class DrawnCopy:
     def wait(self) -> Drawn:
         """The copy, once it is there."""
         token_ids, status, *columns = self._copy.wait()
-        return Drawn(self._choices, token_ids.tolist(), status.tolist(), LogprobsTensors(*columns) if columns else None)
+        rows = enumerate(zip(self._choices, token_ids.tolist(), status.tolist()))
+        drawn = [DrawnTokens(choice, () if flags else (token,), flags, row) for row, (choice, token, flags) in rows]
+        return Drawn(drawn, LogprobsTensors(*columns) if columns else None)
+
+
+def verified(choices: Sequence[Choice], num_drafts: Sequence[int], out: VerifierOutput) -> Drawn:
+    """What a verifier has emitted for some choices; each has num_drafts + 1 rows of logprobs and status."""
+    logprobs = () if out.logprobs is None else out.logprobs[:3]
+    copy = HostCopy(out.sampled_token_ids, out.num_sampled, out.num_accepted, out.status, *logprobs)
+    token_ids, sampled, accepted, status, *columns = copy.wait()
+    flags, drawn, first = status.tolist(), [], 0
+    for choice, drafts, ids, emitted, kept in zip(
+        choices, num_drafts, token_ids.tolist(), sampled.tolist(), accepted.tolist()
+    ):
+        # Without a token of its own after the accepted ones, the row that should have given it was bad.
+        bad = flags[first + kept] if emitted == kept else 0
+        drawn.append(DrawnTokens(choice, ids[:emitted], bad, first, drafts, kept))
+        first += drafts + 1
+    return Drawn(drawn, LogprobsTensors(*columns) if columns else None)
 
 
 class HostCopy:

@@ -7,10 +7,12 @@ from drawlot.engine.adapters.loading import load
 from drawlot.engine.admission import Admission
 from drawlot.engine.args import EngineArgs
 from drawlot.engine.config import resolve_config
-from drawlot.engine.drawing import Drawn
+from drawlot.engine.drawing import Drawn, DrawnTokens
 from drawlot.engine.kv_cache import KVCache
 from drawlot.engine.logprobs import TokenText, at_position, at_positions
-from drawlot.engine.outputs import RequestOutput
+from drawlot.engine.metrics import SpeculativeCounters
+from drawlot.engine.outputs import RequestOutput, SpeculativeMetrics
+from drawlot.engine.paged_model import PagedModel
 from drawlot.engine.request import Choice, Request
 from drawlot.engine.runner import InFlight, Runner
 from drawlot.engine.scheduler import Schedule, Scheduler
@@ -55,7 +57,16 @@ class Engine:
             use_fp64_gumbel=args.use_fp64_gumbel,
             backend=args.sampler_backend,
         )
-        self._runner = Runner(model, self.limits, config, self._cache, sampler, self.stats)
+        target = PagedModel(model, self.limits, config, self._cache)
+        drafting = None
+        if config.speculative is not None:
+            # Most engines do without.
+            from drawlot.engine.drafters import build
+
+            drafting = build(args, config.speculative, target, self.tokenizer, sampler)
+        self.counters = SpeculativeCounters()
+        """What became of drafts"""
+        self._runner = Runner(target, config, self._cache, sampler, drafting, self.stats)
         self._requests: dict[str, Request] = {}
         self._ahead: InFlight | None = None
 
@@ -64,7 +75,9 @@ class Engine:
         """Token ids lie in [0, vocab_size): the width of the model's logits."""
         return self.limits.vocab_size
 
-    def add_request(self, request_id: str, prompt: str | Sequence[int], params: SamplingParams) -> None:
+    def add_request(
+        self, request_id: str, prompt: str | Sequence[int], params: SamplingParams, use_speculation: bool = True
+    ) -> None:
         """Queue a request.
 
         Args:
@@ -72,12 +85,13 @@ class Engine:
             prompt: Text, tokenised with the special tokens that the tokenizer adds, or token ids.
             params: How to draw. A request without a seed gets 64 bits of its own; generation ends at the model's
                 context (`finish_reason` "length") if `max_tokens` would go beyond.
+            use_speculation: Draft for this request, if the engine drafts at all.
 
         Raises:
             ParameterError: The prompt or a parameter is invalid; nothing was queued.
         """
         self._check_id(request_id)
-        self._queue(self._admission.request(request_id, prompt, params))
+        self._queue(self._admission.request(request_id, prompt, params, use_speculation))
 
     def add_scoring_request(
         self, request_id: str, prompt_token_ids: Sequence[int], label_token_ids: Sequence[int]
@@ -119,15 +133,17 @@ class Engine:
         """
         if not self._requests:
             return []
-        begin = time.perf_counter()
-        stats = self.stats
-        elsewhere = stats.forward_seconds + stats.sampling_seconds + stats.detokenize_seconds
+        begin, before = time.perf_counter(), self.stats.parts()
         step = self._ahead or self._launch(self._scheduler.schedule())
         chunks = self._scheduler.run_ahead() if step.only_decodes else []
         self._ahead = self._launch(Schedule(chunks, [], [])) if chunks else None
         outputs = self._take(step)
-        elsewhere = stats.forward_seconds + stats.sampling_seconds + stats.detokenize_seconds - elsewhere
-        stats.bookkeeping_seconds += time.perf_counter() - begin - elsewhere
+        draft, verify, *others = (after - earlier for after, earlier in zip(self.stats.parts(), before))
+        rest = time.perf_counter() - begin - draft - verify - sum(others)
+        self.stats.bookkeeping_seconds += rest
+        if self.config.speculative is not None:
+            for part, seconds in (("draft", draft), ("verify", verify), ("other", rest + sum(others))):
+                self.counters.seconds.add(seconds, part)
         return outputs
 
     def _launch(self, schedule: Schedule) -> InFlight:
@@ -138,9 +154,9 @@ class Engine:
             self._runner.add(choice)
             stats.cached_tokens += choice.num_computed
         step = self._runner.launch(schedule.chunks)
-        for choice, count in schedule.chunks:
-            choice.num_computed += count
-            stats.computed_tokens += count
+        for chunk in schedule.chunks:
+            chunk.choice.num_computed += chunk.num_tokens
+            stats.computed_tokens += chunk.num_tokens
         stats.steps += 1
         stats.preemptions += len(schedule.preempted_rows)
         return step
@@ -149,7 +165,7 @@ class Engine:
         """Bring a step's results into the requests and give out those that changed."""
         result = step.wait()
         # The others ended while the step was under way: what it drew for them is nobody's.
-        choices = [choice for choice, _ in step.chunks if choice.finish_reason is None]
+        choices = [chunk.choice for chunk in step.chunks if chunk.choice.finish_reason is None]
         for choice in choices:
             self._cache.remember(choice)
         for choice, columns in result.prompts:
@@ -163,7 +179,7 @@ class Engine:
             else:
                 choice.request.label_logprobs = logprobs
         self._take_drawn(result.drawn)
-        drawn = set(result.drawn.choices)
+        drawn = {each.choice for each in result.drawn.choices}
         changed: dict[str, Request] = {}
         for choice in choices:
             request = choice.request
@@ -181,22 +197,36 @@ class Engine:
 
     def _take_drawn(self, drawn: Drawn) -> None:
         columns = drawn.logprobs and [tensor.tolist() for tensor in drawn.logprobs[:3]]
-        for i, (choice, token_id, status) in enumerate(zip(drawn.choices, drawn.token_ids, drawn.status)):
+        for each in drawn.choices:
+            choice, params = each.choice, each.choice.request.params
             if choice.finish_reason is not None:
                 continue
-            if status:
-                choice.finish("error", _reason(status))
-                continue
-            params = choice.request.params
-            if columns and params.num_logprobs is not None:
-                ids, values, ranks = columns
-                ranked = params.logprob_token_ids is None
-                row = at_position(ids[i], values[i], ranks[i], self._token_text(choice), ranked)
-                choice.logprobs.append(row)
-                if self.config.logprobs_mode.endswith("logprobs"):
-                    choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + values[i][0]
-            self._take_token(choice, token_id)
-            self.stats.generated_tokens += 1
+            if each.num_drafts:
+                self._count_drafts(each)
+            for row, token_id in enumerate(each.token_ids, each.first_row):
+                if columns and params.num_logprobs is not None:
+                    ids, values, ranks = columns
+                    ranked = params.logprob_token_ids is None
+                    entry = at_position(ids[row], values[row], ranks[row], self._token_text(choice), ranked)
+                    choice.logprobs.append(entry)
+                    if self.config.logprobs_mode.endswith("logprobs"):
+                        choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + values[row][0]
+                self._take_token(choice, token_id)
+                self.stats.generated_tokens += 1
+                if choice.finish_reason is not None:
+                    break
+            else:
+                # Drafts count as computed once they are accepted; what others left in the cache is written over.
+                choice.num_computed += each.num_accepted
+                if each.status:
+                    choice.finish("error", _reason(each.status))
+
+    def _count_drafts(self, drawn: DrawnTokens) -> None:
+        self.counters.add_step(drawn.num_drafts, drawn.num_accepted, len(drawn.token_ids))
+        metrics = drawn.choice.request.metrics
+        if metrics.speculative_decoding is None:
+            metrics.speculative_decoding = SpeculativeMetrics()
+        metrics.speculative_decoding.add_step(drawn.num_drafts, drawn.num_accepted)
 
     def _take_token(self, choice: Choice, token_id: int) -> None:
         request = choice.request

@@ -1,6 +1,6 @@
 """What the engine returns for a request; field names as in vLLM."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -37,6 +37,45 @@ class CompletionOutput:
 
 
 @dataclass(slots=True, kw_only=True)
+class SpeculativeMetrics:
+    """What became of a request's drafts, over all its choices; a step is one choice's."""
+
+    num_spec_steps: int = 0
+    """Steps that had drafts"""
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: list[int] = field(default_factory=list)
+    """Entry a: steps that accepted a drafts"""
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens that a step with drafts emits: the drafts accepted and one more; 0 if there was none."""
+        steps = self.num_spec_steps
+        return 1 + self.num_accepted_draft_tokens / steps if steps else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted of drafted; 0 if nothing was drafted."""
+        return self.num_accepted_draft_tokens / max(1, self.num_draft_tokens)
+
+    def add_step(self, drafted: int, accepted: int) -> None:
+        """Count one step of one choice."""
+        self.num_spec_steps += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_draft_tokens += accepted
+        self.acceptance_histogram += [0] * (accepted + 1 - len(self.acceptance_histogram))
+        self.acceptance_histogram[accepted] += 1
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestMetrics:
+    """What the engine measured of a request."""
+
+    speculative_decoding: SpeculativeMetrics | None = None
+    """None where the request does not draft"""
+
+
+@dataclass(slots=True, kw_only=True)
 class RequestOutput:
     """A request, from its prompt to now."""
 
@@ -50,3 +89,5 @@ class RequestOutput:
     finished: bool
     label_logprobs: list[float] | None = None
     """Of a scoring request: the labels' logprobs over the whole vocabulary right after the prompt, in their order"""
+    metrics: RequestMetrics | None = None
+    """What was measured until now"""

@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from drawlot.engine.detokenizer import Detokenizer
-from drawlot.engine.outputs import CompletionOutput, FinishReason, LogprobsAtPosition, RequestOutput
+from drawlot.engine.outputs import (
+    CompletionOutput,
+    FinishReason,
+    LogprobsAtPosition,
+    RequestMetrics,
+    RequestOutput,
+)
 from drawlot.params import SamplingParams
 
 
@@ -26,6 +32,9 @@ class Request:
     label_token_ids: Sequence[int] = ()
     """Of a scoring request: nothing is drawn"""
     label_logprobs: list[float] | None = None
+    max_drafts: int = 0
+    """Drafts of a step, at most; 0: the request does without"""
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
     prompt_logprobs: list[LogprobsAtPosition | None] = field(default_factory=list)
     choices: list["Choice"] = field(default_factory=list)
 
@@ -51,6 +60,7 @@ class Request:
             outputs=[choice.output() for choice in self.choices],
             finished=self.finished,
             label_logprobs=self.label_logprobs,
+            metrics=self.metrics,
         )
 
 
@@ -81,6 +91,14 @@ class Choice:
     def num_output(self) -> int:
         """Tokens drawn."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts that its next step wants: at most all tokens but one that it may still draw.
+
+        None before the first token, so that this one does not depend on how its prompt was cut into chunks.
+        """
+        return min(self.request.max_drafts, self.request.max_tokens - self.num_output - 1) if self.num_output else 0
 
     @property
     def awaits_token(self) -> bool:

@@ -1,23 +1,25 @@
-"""Steps on the device: a forward, logits only where they are wanted, then the sampler.
+"""Steps on the device: drafts, a forward, logits only where they are wanted, then the sampler or the verifier.
 
 On a GPU a step that only decodes is a `Decoder`'s; every other step is a flat batch in plain torch.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from drawlot.engine.attention import allocate_pools
-from drawlot.engine.batch import BatchBuilder, Span
-from drawlot.engine.config import EngineConfig, ModelLimits
+from drawlot.engine.batch import Span
+from drawlot.engine.config import EngineConfig
+from drawlot.engine.drafting import Drafting
 from drawlot.engine.drawing import Drawn, DrawnCopy, HostCopy, draw, one_row_each
 from drawlot.engine.kv_cache import KVCache
+from drawlot.engine.paged_model import PagedModel
 from drawlot.engine.request import Choice, Request
 from drawlot.engine.scheduler import Chunk
 from drawlot.engine.stats import EngineStats
+from drawlot.engine.wanted_rows import DraftedChunk, WantedRows, stage
 from drawlot.errors import ModelError
 from drawlot.outputs import LogprobsTensors
 from drawlot.sampling import Sampler
@@ -46,41 +48,28 @@ class InFlight(NamedTuple):
     """Its tokens can be fed to the next step before the host knows them"""
 
 
-class _Step(NamedTuple):
-    """Chunks by what is wanted of them, with places in the staging."""
-
-    drawing: list[Chunk]
-    scoring: list[Chunk]
-    prompts: list[tuple[Chunk, range]]
-    """Positions of the prompt whose next token's logprobs are wanted"""
-    logits_rows: int
-    state_rows: int
-    draw_positions: int
-    last_tokens: int
-
-
 class Runner:
-    """Owns the model, the device's side of the cache and the sampler."""
+    """Owns the target model, the sampler and what drafts."""
 
     def __init__(
         self,
-        model: Any,
-        limits: ModelLimits,
+        target: PagedModel,
         config: EngineConfig,
         cache: KVCache,
         sampler: Sampler,
+        drafting: Drafting | None,
         stats: EngineStats,
     ) -> None:
-        self.model = model
+        self.target = target
+        self.model = target.model
         self.config = config
         self.cache = cache
         self.sampler = sampler
+        self.drafting = drafting
         self.stats = stats
-        self._windows = limits.windows
-        self._pools = allocate_pools(
-            limits.layers, config.num_kv_blocks + 1, config.block_size, config.dtype, config.device
-        )
-        self.decoder = self._decoder() if config.device.type == "cuda" and not config.enforce_eager else None
+        # Steps with drafts have as many new tokens a choice as were drafted, which no graph has.
+        by_graph = config.device.type == "cuda" and not config.enforce_eager and drafting is None
+        self.decoder = self._decoder() if by_graph else None
 
     def add(self, choice: Choice) -> None:
         """Admit a choice, new or back from waiting, to its row."""
@@ -94,6 +83,8 @@ class Runner:
             choice.index,
             request.bad_words_token_ids,
         )
+        if self.drafting is not None:
+            self.drafting.speculator.add_request(choice.row, choice.num_computed)
 
     def remove(self, row: int) -> None:
         """Free a row."""
@@ -103,9 +94,9 @@ class Runner:
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks that hold NaN, which no mask would hide from their next owner."""
         index = torch.tensor(blocks, dtype=torch.int64, device=self.config.device)
-        for pool in self._pools:
-            pool.keys.index_fill_(0, index, 0)
-            pool.values.index_fill_(0, index, 0)
+        self.target.clear(index)
+        if self.drafting is not None:
+            self.drafting.speculator.clear(index)
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> InFlight:
@@ -130,42 +121,40 @@ class Runner:
         from drawlot.engine.decode import Decoder
 
         try:
-            return Decoder(self.model, self.config, self._pools, self.sampler, capture=True)
+            return Decoder(self.model, self.config, self.target.pools, self.sampler, capture=True)
         # A model may do anything in its forward.
         except Exception as error:
             what = f"model type {self.model.config.model_type!r} cannot decode by CUDA graph"
             raise ModelError(f"{what} (enforce_eager does without): {error}") from error
 
     def _flat_step(self, chunks: Sequence[Chunk]) -> StepResult:
-        spans = {}
-        for chunk in chunks:
-            choice = chunk.choice
-            new = choice.token_ids[choice.num_computed : chunk.end]
-            spans[choice.row] = chunk, Span(choice.row, choice.num_computed, new)
-        batch = BatchBuilder(
-            [span for _, span in spans.values()], self.cache.tables, self.config.block_size, self._windows
-        )
-        wanted = _stage(batch, [spans[span.row][0] for span in batch.spans])
-        staged = batch.staging.move(self.config.device)
-        input_ids, positions, paged = batch.build(staged, self._pools, self.config.dtype)
-
         begin = time.perf_counter()
-        logits = self.model(
-            input_ids=input_ids,
-            position_ids=positions,
-            use_cache=False,
-            logits_to_keep=staged[wanted.logits_rows],
-            paged=paged,
-        ).logits[0]
-        end = time.perf_counter()
-        self.stats.forward_seconds += end - begin
+        drafting = self.drafting
+        drafted = [DraftedChunk(chunk) for chunk in chunks] if drafting is None else drafting.propose(chunks)
+        begin = self._passed("draft_seconds", begin)
+        batch = self.target.batch([_span(each) for each in drafted])
+        in_order = {each.chunk.choice.row: each for each in drafted}
+        wanted = stage(batch.staging, [in_order[span.row] for span in batch.spans])
+        staged = batch.staging.move(self.config.device)
+        begin = self._passed("bookkeeping_seconds", begin)
+        logits = self.target.forward(batch, staged, staged[wanted.logits_rows])
+        begin = self._passed("forward_seconds", begin)
+        if drafting is not None and self.target.hidden_states is not None:
+            drafting.observe([in_order[span.row] for span in batch.spans], self.target.hidden_states)
+            begin = self._passed("draft_seconds", begin)
         result = self._read(logits, wanted, staged)
-        self.stats.sampling_seconds += time.perf_counter() - end
+        self._passed("sampling_seconds", begin)
         return result
 
-    def _read(self, logits: Tensor, wanted: _Step, staged: Sequence[Tensor]) -> StepResult:
+    def _passed(self, part: str, begin: float) -> float:
+        """Book the time since `begin` and return the time."""
+        now = time.perf_counter()
+        setattr(self.stats, part, getattr(self.stats, part) + now - begin)
+        return now
+
+    def _read(self, logits: Tensor, wanted: WantedRows, staged: Sequence[Tensor]) -> StepResult:
         drawn = self._draw(logits, wanted, staged) if wanted.drawing else Drawn()
-        rest = logits[len(wanted.drawing) :]
+        rest = logits[wanted.num_drawing_rows :]
         scored, prompts = [], []
         for chunk in wanted.scoring:
             row, rest = rest[:1], rest[1:]
@@ -194,45 +183,18 @@ class Runner:
         )
         return LogprobsTensors(*HostCopy(*logprobs[:3]).wait())
 
-    def _draw(self, logits: Tensor, wanted: _Step, staged: Sequence[Tensor]) -> Drawn:
-        rows = one_row_each(staged[wanted.state_rows], staged[wanted.draw_positions], staged[wanted.last_tokens])
-        out = draw(self.sampler, logits[: len(wanted.drawing)], rows)
-        return DrawnCopy([chunk.choice for chunk in wanted.drawing], out).wait()
+    def _draw(self, logits: Tensor, wanted: WantedRows, staged: Sequence[Tensor]) -> Drawn:
+        logits = logits[: wanted.num_drawing_rows]
+        if self.drafting is not None and wanted.num_drawing_rows > len(wanted.drawing):
+            return self.drafting.verify(logits, wanted, staged)
+        rows = one_row_each(staged[wanted.state_rows], staged[wanted.positions], staged[wanted.input_ids])
+        out = draw(self.sampler, logits, rows)
+        return DrawnCopy([each.chunk.choice for each in wanted.drawing], out).wait()
 
 
-def _stage(batch: BatchBuilder, chunks: Sequence[Chunk]) -> _Step:
-    """Find the rows whose logits are wanted; `chunks` in the order of the batch."""
-    drawing: list[Chunk] = []
-    scoring: list[Chunk] = []
-    prompts: list[tuple[Chunk, range]] = []
-    draw_rows: list[int] = []
-    score_rows: list[int] = []
-    prompt_rows: list[int] = []
-    offset = 0
-    for chunk in chunks:
-        choice = chunk.choice
-        request = choice.request
-        if chunk.draws and request.label_token_ids:
-            scoring.append(chunk)
-            score_rows.append(offset + chunk.num_tokens - 1)
-        elif chunk.draws and request.max_tokens:
-            drawing.append(chunk)
-            draw_rows.append(offset + chunk.num_tokens - 1)
-        if choice.reads_prompt_logprobs:
-            # The first rows may have been read before a preemption.
-            first = max(choice.num_computed, len(request.prompt_logprobs) - 1)
-            positions = range(first, min(chunk.end, len(request.prompt_token_ids) - 1))
-            if positions:
-                prompts.append((chunk, positions))
-                prompt_rows.extend(offset + position - choice.num_computed for position in positions)
-        offset += chunk.num_tokens
-    add = batch.staging.add
-    return _Step(
-        drawing,
-        scoring,
-        prompts,
-        logits_rows=add(draw_rows + score_rows + prompt_rows),
-        state_rows=add([chunk.choice.row for chunk in drawing]),
-        draw_positions=add([chunk.end for chunk in drawing]),
-        last_tokens=add([chunk.choice.token_ids[-1] for chunk in drawing]),
+def _span(drafted: DraftedChunk) -> Span:
+    """The new tokens of a choice, then its drafts."""
+    choice, chunk = drafted.chunk.choice, drafted.chunk
+    return Span(
+        choice.row, choice.num_computed, [*choice.token_ids[choice.num_computed : chunk.end], *drafted.draft_ids]
     )

@@ -9,14 +9,16 @@ from drawlot.engine.request import Choice
 
 
 class Chunk(NamedTuple):
-    """Tokens num_computed .. num_computed + num_tokens of a choice."""
+    """Tokens num_computed .. num_computed + num_tokens of a choice, and drafts of those that follow."""
 
     choice: Choice
     num_tokens: int
+    num_drafts: int = 0
+    """At most: the speculator may find fewer"""
 
     @property
     def end(self) -> int:
-        """Tokens computed after the step."""
+        """Tokens computed after the step, without drafts."""
         return self.choice.num_computed + self.num_tokens
 
     @property
@@ -44,6 +46,9 @@ class Scheduler:
     Whoever runs computes all its missing tokens, as far as the step has room: a prompt in chunks, then one token a
     step. When blocks run out the latest arrival goes back to waiting and will compute its tokens again; the first
     can always take the blocks of all others, and admission checked that it fits alone.
+
+    A choice gets all the drafts that it wants or waits, and after a preemption it first computes all but its last
+    token: what it drafts and draws does not depend on its neighbours.
     """
 
     def __init__(self, config: EngineConfig, cache: KVCache) -> None:
@@ -64,10 +69,10 @@ class Scheduler:
         preempted_rows: list[int] = []
         # Not a copy: preemption shortens the list from its end while we walk.
         for choice in self.running:
-            count = budget.grant(choice)
-            if count == 0:
+            chunk = budget.grant(choice)
+            if chunk is None:
                 continue
-            while not self.cache.grow(choice, choice.num_computed + count):
+            while not self.cache.grow(choice, chunk.end + chunk.num_drafts):
                 latest = self.running.pop()
                 preempted_rows.append(latest.row)
                 self._leave(latest)
@@ -75,8 +80,8 @@ class Scheduler:
                 if latest is choice:
                     break
             else:
-                budget.spend(choice, count)
-                chunks.append(Chunk(choice, count))
+                budget.spend(chunk)
+                chunks.append(chunk)
         admitted = [] if preempted_rows else self._admit(budget, chunks)
         return Schedule(chunks, preempted_rows, admitted)
 
@@ -119,15 +124,15 @@ class Scheduler:
             choice.row = self._free_rows.pop()
             if not choice.reads_prompt_logprobs:
                 self.cache.reuse_prefix(choice)
-            count = budget.grant(choice)
+            chunk = budget.grant(choice)
             # All its tokens must fit, not only the chunk: fewer preemptions.
-            room = self.cache.blocks_for(len(choice.token_ids)) - len(choice.blocks) <= self.cache.num_free
-            if count == 0 or not room:
+            wanted = self.cache.blocks_for(len(choice.token_ids) + choice.num_drafts)
+            if chunk is None or wanted - len(choice.blocks) > self.cache.num_free:
                 self._leave(choice)
                 break
-            self.cache.grow(choice, choice.num_computed + count)
-            budget.spend(choice, count)
-            chunks.append(Chunk(choice, count))
+            self.cache.grow(choice, chunk.end + chunk.num_drafts)
+            budget.spend(chunk)
+            chunks.append(chunk)
             self.running.append(choice)
             admitted.append(self.waiting.popleft())
         return admitted
@@ -152,11 +157,18 @@ class _Budget:
         self.num_tokens = num_tokens
         self.num_prompt_logprob_rows = num_prompt_logprob_rows
 
-    def grant(self, choice: Choice) -> int:
-        count = min(len(choice.token_ids) - choice.num_computed, self.num_tokens)
-        return min(count, self.num_prompt_logprob_rows) if choice.reads_prompt_logprobs else count
-
-    def spend(self, choice: Choice, count: int) -> None:
-        self.num_tokens -= count
+    def grant(self, choice: Choice) -> Chunk | None:
+        """What the step has room for; None if nothing."""
+        missing, drafts = len(choice.token_ids) - choice.num_computed, choice.num_drafts
+        if drafts and missing == 1:
+            return Chunk(choice, 1, drafts) if 1 + drafts <= self.num_tokens else None
+        count = min(missing - (drafts > 0), self.num_tokens)
         if choice.reads_prompt_logprobs:
-            self.num_prompt_logprob_rows -= count
+            count = min(count, self.num_prompt_logprob_rows)
+        return Chunk(choice, count) if count else None
+
+    def spend(self, chunk: Chunk) -> None:
+        """Take it from what is left."""
+        self.num_tokens -= chunk.num_tokens + chunk.num_drafts
+        if chunk.choice.reads_prompt_logprobs:
+            self.num_prompt_logprob_rows -= chunk.num_tokens

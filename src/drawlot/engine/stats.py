@@ -17,9 +17,15 @@ class EngineStats:
     generated_tokens: int = 0
     cached_tokens: int = 0
     """Tokens taken from the prefix cache instead"""
+    draft_seconds: float = 0.0
     forward_seconds: float = 0.0
     sampling_seconds: float = 0.0
-    """Draws, logprobs and the copy of results"""
+    """Draws, verification of drafts, logprobs and the copy of results"""
     detokenize_seconds: float = 0.0
     bookkeeping_seconds: float = 0.0
     """The rest of a step: scheduling, metadata, outputs"""
+
+    def parts(self) -> tuple[float, float, float, float]:
+        """Time spent on drafts, on the target's forward and draws, on text, and on the rest."""
+        target = self.forward_seconds + self.sampling_seconds
+        return self.draft_seconds, target, self.detokenize_seconds, self.bookkeeping_seconds

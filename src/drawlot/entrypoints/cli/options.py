@@ -6,6 +6,7 @@ for each field. Every option, a command's own as well, can also be set by an env
 
 import functools
 import inspect
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
@@ -17,6 +18,7 @@ import typer
 from typer.models import OptionInfo
 
 from drawlot.engine.args import environment_variable
+from drawlot.engine.speculative_config import SpeculativeConfig
 
 Command = Callable[..., None]
 
@@ -70,6 +72,16 @@ def _parse_bias(text: str) -> tuple[int, float]:
         raise typer.BadParameter(f"must be ID=VALUE; got {text!r}") from None
 
 
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"must be a JSON object ({error}); got {text!r}") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"must be a JSON object; got {text!r}")
+    return value
+
+
 class _Form(NamedTuple):
     """How a field that is no single value is written on the command line."""
 
@@ -83,6 +95,7 @@ FORMS: dict[Any, _Form] = {
     Mapping[int, float]: _Form(list[str], "ID=VALUE", _parse_bias, dict),
     Sequence[int]: _Form(str, "ID,ID,...", parse_token_ids),
     Sequence[str]: _Form(list[str], "TEXT"),
+    SpeculativeConfig: _Form(str, "JSON", _parse_object, dict),
 }
 
 

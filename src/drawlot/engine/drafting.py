@@ -1,0 +1,63 @@
+"""Drafts of a step: what a speculator proposes, and what a verifier makes of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drawlot.engine.drawing import Drawn, verified
+from drawlot.engine.scheduler import Chunk
+from drawlot.engine.wanted_rows import DraftedChunk, WantedRows
+from drawlot.outputs import LogitsRows
+from drawlot.speculators.interface import Drafts, Speculator, StepRequest
+
+
+class Drafting:
+    """A speculator and the verifier of its drafts."""
+
+    def __init__(self, speculator: Speculator, verifier: Any, num_speculative_tokens: int) -> None:
+        self.speculator = speculator
+        self.verifier = verifier
+        self._num_drafts = num_speculative_tokens
+        self._drafts: Drafts | None = None
+
+    def propose(self, chunks: Sequence[Chunk]) -> list[DraftedChunk]:
+        """Drafts for the chunks of a step, before its forward."""
+        self._drafts = self.speculator.propose([_request(chunk, chunk.num_drafts) for chunk in chunks])
+        ids = self._drafts.token_ids.tolist()
+        counts = self._drafts.num_drafts.tolist()
+        return [DraftedChunk(chunk, row[:count]) for chunk, row, count in zip(chunks, ids, counts)]
+
+    def observe(self, drafted: Sequence[DraftedChunk], hidden_states: Tensor) -> None:
+        """Show the speculator the target's states [T, D] of a forward; `drafted` in the order of the flat batch."""
+        self.speculator.observe([_request(each.chunk, len(each.draft_ids)) for each in drafted], hidden_states)
+
+    def verify(self, logits: Tensor, wanted: WantedRows, staged: Sequence[Tensor]) -> Drawn:
+        """Emit tokens for the choices that draw, with and without drafts; logits [N, V]."""
+        assert self._drafts is not None
+        drafts = [list(each.draft_ids) for each in wanted.drawing]
+        padded = [ids + [-1] * (self._num_drafts - len(ids)) for ids in drafts]
+        rows = LogitsRows(
+            idx_mapping=staged[wanted.state_rows],
+            expanded_idx_mapping=staged[wanted.expanded_state_rows],
+            local_positions=staged[wanted.local_positions],
+            positions=staged[wanted.positions],
+            input_ids=staged[wanted.input_ids],
+            cu_num_logits=staged[wanted.first_rows].to(torch.int32),
+        )
+        out = self.verifier(
+            logits,
+            rows,
+            torch.tensor(padded, device=logits.device),
+            self._drafts.logits,
+            self._drafts.lse,
+        )
+        self.verifier.sampler.commit(rows.idx_mapping, out.sampled_token_ids, out.num_sampled)
+        choices = [each.chunk.choice for each in wanted.drawing]
+        return verified(choices, [len(ids) for ids in drafts], out)
+
+
+def _request(chunk: Chunk, num_drafts: int) -> StepRequest:
+    choice = chunk.choice
+    return StepRequest(choice.row, choice.token_ids, choice.num_computed, chunk.end, num_drafts)

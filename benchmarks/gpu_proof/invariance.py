@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_proof import graphs, oracle
-from benchmarks.gpu_proof.bits import differing, picked, same_bits
+from benchmarks.gpu_proof.bits import differing, differing_but_for_rounding, picked, same_bits
 from benchmarks.gpu_proof.edits_of_rows import moved
 from benchmarks.gpu_proof.proof import Proof, Setting
 from benchmarks.gpu_proof.random_rows import PLAIN, Batch, Form, random_batch, random_wanted
@@ -51,7 +51,7 @@ def _rows(setting: Setting, proof: Proof, name: str, vocab_size: int, n: int) ->
         wrong |= {f"{disguise}: {output}" for output in differing(drawn, picked(whole, index))}
     for disguise, drawn in _layouts(setting, batch):
         compared += n
-        wrong |= {f"{disguise}: {output}" for output in _differing_but_for_rounding(drawn, whole)}
+        wrong |= {f"{disguise}: {output}" for output in differing_but_for_rounding(drawn, whole)}
     proof.check(f"{name}, V = {vocab_size}", not wrong, rows=n, rows_compared=compared, wrong=sorted(wrong))
 
 
@@ -83,17 +83,6 @@ def _layouts(setting: Setting, batch: Batch) -> Iterator[tuple[str, SampledRows]
     yield "columns apart", setting.draw(batch._replace(logits=batch.logits.t().contiguous().t()))
     if batch.logits.dtype != torch.float32:
         yield "as float32", setting.draw(batch._replace(logits=batch.logits.float()))
-
-
-def _differing_but_for_rounding(a: SampledRows, b: SampledRows) -> list[str]:
-    """As `differing`, but a sum of floats may be made in another order where loads are of another width."""
-    found = set(differing(a, b))
-    if "logprobs" in found and a.logprobs is not None and b.logprobs is not None:
-        mine, other = a.logprobs[1], b.logprobs[1]
-        close = (mine == other) | ((mine - other).abs() <= 1e-6 * other.abs().clamp(min=1))
-        if bool(close.all()):
-            found.remove("logprobs")
-    return sorted(found)
 
 
 def _some(batch: Batch, rows: slice) -> Batch:

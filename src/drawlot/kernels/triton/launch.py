@@ -7,11 +7,11 @@ from torch import Tensor, dtype
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from drawlot.kernels.triton.arguments import Lists, Rows, Tiles
+from drawlot.kernels.triton.arguments import Lists, Rows, Tiles, Whole
 
 # Of these, kernels know whether addresses and numbers are multiples of 16: their loads are wide, and a model or a
 # workspace always gives the same. Of all others they know nothing, since it may differ from call to call.
-_KNOWN_MULTIPLES = (Rows, Tiles, Lists)
+_KNOWN_MULTIPLES = (Rows, Tiles, Lists, Whole)
 
 
 class Packed(NamedTuple):

@@ -199,9 +199,9 @@ def _check_tensors(file: Path, expected: Mapping[str, Tensor], found: Mapping[st
     if expected.keys() != found.keys():
         differing = ", ".join(sorted(expected.keys() ^ found.keys()))
         raise ModelError(f"{file}: tensors are missing or unknown: {differing}")
-    for name, tensor in found.items():
-        wanted = torch.bfloat16, tuple(expected[name].shape)
-        got = tensor.dtype, tuple(tensor.shape)
+    for name, tensor in expected.items():
+        wanted = torch.bfloat16, tuple(tensor.shape)
+        got = found[name].dtype, tuple(found[name].shape)
         if got != wanted:
             raise ModelError(f"{file}: {name} must be {wanted[0]} {wanted[1]}; got {got[0]} {got[1]}")
 

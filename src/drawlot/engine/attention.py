@@ -106,9 +106,11 @@ class PagedBatch:
 
 
 def causal_mask(
-    starts: Tensor, firsts: Tensor, q_len: int, k_len: int, window: int | None, dtype: torch.dtype
+    starts: Tensor, firsts: Tensor, q_len: int, k_len: int, window: int | None, dtype: torch.dtype, first_key: int = 0
 ) -> Tensor:
     """The mask of a group whose new tokens begin at `starts` [B] and whose gathered keys at `firsts` [B].
+
+    Keys before position `first_key` are hidden.
 
     Returns:
         [B, 1, q_len, k_len] of 0 and -inf.
@@ -118,6 +120,8 @@ def causal_mask(
     hidden = k_pos > q_pos
     if window is not None:
         hidden |= k_pos <= q_pos - window
+    if first_key:
+        hidden |= k_pos < first_key
     return torch.zeros(hidden.shape, dtype=dtype, device=starts.device).masked_fill_(hidden, -torch.inf)
 
 

@@ -62,12 +62,19 @@ class BatchBuilder:
     """Stages the spans of a step; after `Staging.move` it gives out the tensors.
 
     Spans with equally many new tokens and contexts of similar length form a group; the flat batch follows `spans`.
+    No key before position `first_key` is seen, nor may any token lie there.
     """
 
     def __init__(
-        self, spans: Iterable[Span], tables: NDArray[np.int64], block_size: int, windows: Collection[int | None]
+        self,
+        spans: Iterable[Span],
+        tables: NDArray[np.int64],
+        block_size: int,
+        windows: Collection[int | None],
+        first_key: int = 0,
     ) -> None:
         self._block_size = block_size
+        self._first_key = first_key
         self._groups = _grouped(spans)
         self.spans = [span for group in self._groups for span in group]
         """In the order of the flat batch"""
@@ -94,7 +101,7 @@ class BatchBuilder:
         for group, staged_contexts in zip(self._groups, self._contexts):
             num_rows = len(group) * len(group[0].token_ids)
             contexts = {
-                window: Context(staged[context.blocks], _mask(context, staged, window, dtype))
+                window: Context(staged[context.blocks], _mask(context, staged, window, dtype, self._first_key))
                 for window, context in staged_contexts.items()
             }
             groups.append(Group(slice(row, row + num_rows), len(group), contexts))
@@ -126,11 +133,13 @@ class BatchBuilder:
         )
 
 
-def _mask(context: _StagedContext, staged: Sequence[Tensor], window: int | None, dtype: torch.dtype) -> Tensor | None:
+def _mask(
+    context: _StagedContext, staged: Sequence[Tensor], window: int | None, dtype: torch.dtype, first_key: int
+) -> Tensor | None:
     if not context.masked:
         return None
     starts, firsts = staged[context.starts], staged[context.firsts]
-    return causal_mask(starts, firsts, context.q_len, context.k_len, window, dtype)
+    return causal_mask(starts, firsts, context.q_len, context.k_len, window, dtype, first_key)
 
 
 def _grouped(spans: Iterable[Span]) -> list[list[Span]]:

@@ -63,8 +63,14 @@ def resolve_device(device: str) -> torch.device:
     return resolved
 
 
-def resolve_config(args: EngineArgs, limits: ModelLimits, dtype: torch.dtype, device: torch.device) -> EngineConfig:
-    """Fill in what the model decides.
+def resolve_config(
+    args: EngineArgs,
+    limits: ModelLimits,
+    dtype: torch.dtype,
+    device: torch.device,
+    drafter_layers: tuple[LayerLayout, ...] = (),
+) -> EngineConfig:
+    """Fill in what the model decides; each block of the cache has room for the drafter's layers too.
 
     Raises:
         ParameterError: `max_model_len` is more than the model can, or drafts are more than fit into it or into a step.
@@ -80,7 +86,8 @@ def resolve_config(args: EngineArgs, limits: ModelLimits, dtype: torch.dtype, de
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_model_len=max_model_len,
         block_size=args.block_size,
-        num_kv_blocks=args.num_kv_blocks or _num_kv_blocks(args, limits, max_model_len, dtype, device),
+        num_kv_blocks=args.num_kv_blocks
+        or _num_kv_blocks(args, limits.layers + drafter_layers, max_model_len, dtype, device),
         enable_prefix_caching=args.enable_prefix_caching,
         enforce_eager=args.enforce_eager,
         logprobs_mode=args.logprobs_mode,
@@ -102,10 +109,10 @@ def _check_drafts(args: EngineArgs, max_model_len: int) -> None:
 
 
 def _num_kv_blocks(
-    args: EngineArgs, limits: ModelLimits, max_model_len: int, dtype: torch.dtype, device: torch.device
+    args: EngineArgs, layers: tuple[LayerLayout, ...], max_model_len: int, dtype: torch.dtype, device: torch.device
 ) -> int:
     """As many as the longest requests could use, within a share of the memory."""
-    a_token = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in limits.layers) * dtype.itemsize
+    a_token = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers) * dtype.itemsize
     on_gpu = device.type == "cuda"
     budget = int(torch.cuda.mem_get_info(device)[0] * _GPU_CACHE_SHARE) if on_gpu else _CPU_CACHE_BYTES
     usable = args.max_num_seqs * -(-max_model_len // args.block_size)

@@ -1,7 +1,6 @@
 """Drafts of a step: what a speculator proposes, and what a verifier makes of it."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,15 +10,15 @@ from drawlot.engine.scheduler import Chunk
 from drawlot.engine.wanted_rows import DraftedChunk, WantedRows
 from drawlot.outputs import LogitsRows
 from drawlot.speculators.interface import Drafts, Speculator, StepRequest
+from drawlot.verification import RejectionSampler
 
 
 class Drafting:
     """A speculator and the verifier of its drafts."""
 
-    def __init__(self, speculator: Speculator, verifier: Any, num_speculative_tokens: int) -> None:
+    def __init__(self, speculator: Speculator, verifier: RejectionSampler) -> None:
         self.speculator = speculator
         self.verifier = verifier
-        self._num_drafts = num_speculative_tokens
         self._drafts: Drafts | None = None
 
     def propose(self, chunks: Sequence[Chunk]) -> list[DraftedChunk]:
@@ -37,7 +36,8 @@ class Drafting:
         """Emit tokens for the choices that draw, with and without drafts; logits [N, V]."""
         assert self._drafts is not None
         drafts = [list(each.draft_ids) for each in wanted.drawing]
-        padded = [ids + [-1] * (self._num_drafts - len(ids)) for ids in drafts]
+        width = self.verifier.num_speculative_tokens
+        padded = [ids + [-1] * (width - len(ids)) for ids in drafts]
         rows = LogitsRows(
             idx_mapping=staged[wanted.state_rows],
             expanded_idx_mapping=staged[wanted.expanded_state_rows],

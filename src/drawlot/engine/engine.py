@@ -7,6 +7,7 @@ from drawlot.engine.adapters.loading import load
 from drawlot.engine.admission import Admission
 from drawlot.engine.args import EngineArgs
 from drawlot.engine.config import resolve_config
+from drawlot.engine.drafters import build, load_drafter
 from drawlot.engine.drawing import Drawn, DrawnTokens
 from drawlot.engine.kv_cache import KVCache
 from drawlot.engine.logprobs import TokenText, at_position, at_positions
@@ -35,8 +36,10 @@ class Engine:
             ParameterError: An argument does not fit the model or the machine.
             BackendError: The sampler backend that was asked for cannot run here.
         """
-        model, self.tokenizer, self.limits = load(args)
-        self.config = resolve_config(args, self.limits, model.dtype, model.device)
+        loaded = load(args)
+        model, self.tokenizer, self.limits = loaded
+        drafter = load_drafter(args, loaded)
+        self.config = resolve_config(args, self.limits, model.dtype, model.device, drafter.layers if drafter else ())
         self.stats = EngineStats()
         config = self.config
         self._decoder = TokenDecoder(self.tokenizer)
@@ -58,12 +61,7 @@ class Engine:
             backend=args.sampler_backend,
         )
         target = PagedModel(model, self.limits, config, self._cache)
-        drafting = None
-        if config.speculative is not None:
-            # Most engines do without.
-            from drawlot.engine.drafters import build
-
-            drafting = build(args, config.speculative, target, self.tokenizer, sampler)
+        drafting = drafter and build(drafter, target, self._cache, sampler)
         self.counters = SpeculativeCounters()
         """What became of drafts"""
         self._runner = Runner(target, config, self._cache, sampler, drafting, self.stats)

@@ -55,6 +55,19 @@ class PagedModel:
         ).logits[0]
         return logits
 
+    def last_logits(
+        self, rows: Sequence[int], starts: Sequence[int], token_ids: Sequence[Sequence[int]], num_logits: int
+    ) -> Tensor:
+        """As `speculators.draft_model.PagedForward.last_logits`."""
+        batch = self.batch([Span(*span) for span in zip(rows, starts, token_ids)])
+        ends, end = {}, 0
+        for span in batch.spans:
+            end += len(span.token_ids)
+            ends[span.row] = end
+        last = batch.staging.add([ends[row] - 1 for row in rows[:num_logits]])
+        staged = batch.staging.move(self.config.device)
+        return self.forward(batch, staged, staged[last])
+
     def clear(self, blocks: Tensor) -> None:
         """Zero blocks int64 [N]."""
         for pool in self.pools:

@@ -35,7 +35,7 @@ class FakeEngine:
         self.running = {}
         self.log = []
 
-    def add_request(self, request_id, prompt, params):
+    def add_request(self, request_id, prompt, params, use_speculation=True):
         ids = self.tokenizer.encode(prompt, False) if isinstance(prompt, str) else prompt
         if not ids:
             raise ParameterError("prompt", "must not be empty", prompt)

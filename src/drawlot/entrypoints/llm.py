@@ -10,7 +10,7 @@ from drawlot.engine.args import EngineArgs
 from drawlot.engine.engine import Engine
 from drawlot.engine.outputs import RequestOutput
 from drawlot.entrypoints.chat import Conversation, conversations, render
-from drawlot.entrypoints.prompts import Prompt, as_params, as_prompts, as_token_ids
+from drawlot.entrypoints.prompts import Prompt, as_params, as_prompts, as_switches, as_token_ids
 from drawlot.entrypoints.scoring import ScoreOutput, check_labels, label_probabilities
 from drawlot.errors import InputError, ModelError, ParameterError
 from drawlot.params import SamplingParams
@@ -42,6 +42,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        use_speculation: bool | Sequence[bool] = True,
     ) -> list[RequestOutput]:
         """Draw completions.
 
@@ -49,6 +50,7 @@ class LLM:
             prompts: A text, a list of token ids, or a list of such prompts.
             sampling_params: One for all prompts, or one for each; None draws with the defaults.
             use_tqdm: Show the progress on stderr, if it is a terminal.
+            use_speculation: Draft, if the engine has a `speculative_config`; one for all prompts, or one for each.
 
         Returns:
             One output for each prompt, in their order.
@@ -56,12 +58,13 @@ class LLM:
         Raises:
             ParameterError: A prompt or a parameter is invalid; nothing has been computed then.
         """
-        return self._finish(self._draws(prompts, sampling_params), use_tqdm)
+        return self._finish(self._draws(prompts, sampling_params, use_speculation), use_tqdm)
 
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_speculation: bool | Sequence[bool] = True,
     ) -> Generator[tuple[int, RequestOutput]]:
         """Draw completions and yield (index of the prompt, output so far) whenever one has grown.
 
@@ -71,13 +74,14 @@ class LLM:
         Raises:
             InputError: Another stream of this `LLM` is unfinished.
         """
-        return self._run(self._draws(prompts, sampling_params))
+        return self._run(self._draws(prompts, sampling_params, use_speculation))
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        use_speculation: bool | Sequence[bool] = True,
     ) -> list[RequestOutput]:
         """Draw the assistant's next message.
 
@@ -85,12 +89,13 @@ class LLM:
             messages: One conversation, a list of `{"role": ..., "content": ...}`, or a list of conversations.
             sampling_params: As for `generate`.
             use_tqdm: As for `generate`.
+            use_speculation: As for `generate`.
 
         Raises:
             ParameterError: A message or a parameter is invalid.
             ModelError: The model has no chat template.
         """
-        return self.generate(self.chat_prompts(messages), sampling_params, use_tqdm)
+        return self.generate(self.chat_prompts(messages), sampling_params, use_tqdm, use_speculation)
 
     def chat_prompts(self, messages: Conversation | Sequence[Conversation]) -> list[list[int]]:
         """The token ids that the chat template makes of each conversation; errors as in `chat`."""
@@ -117,7 +122,7 @@ class LLM:
             One `ScoreOutput` for each item, with the probability of every label.
 
         Raises:
-            ParameterError: No items, a bad label, or a prompt that does not fit.
+            ParameterError: No items, a bad label, a prompt that does not fit, or an engine with synthetic verification.
             ModelError: The model's logits after an item are not finite.
         """
         labels = check_labels(label_token_ids, self.engine.vocab_size)
@@ -143,13 +148,15 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_speculation: bool | Sequence[bool],
     ) -> list[AddRequest]:
         listed = as_prompts(prompts)
         params = as_params(sampling_params, len(listed))
-        return [partial(self._add_draw, prompt, one) for prompt, one in zip(listed, params)]
+        drafting = as_switches(use_speculation, len(listed))
+        return [partial(self._add_draw, *each) for each in zip(listed, params, drafting)]
 
-    def _add_draw(self, prompt: Prompt, params: SamplingParams, request_id: str) -> None:
-        self.engine.add_request(request_id, prompt, params)
+    def _add_draw(self, prompt: Prompt, params: SamplingParams, use_speculation: bool, request_id: str) -> None:
+        self.engine.add_request(request_id, prompt, params, use_speculation)
 
     def _add_scoring(self, prompt_token_ids: list[int], labels: list[int], request_id: str) -> None:
         self.engine.add_scoring_request(request_id, prompt_token_ids, labels)

@@ -60,3 +60,22 @@ def as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: i
             "sampling_params", f"must be one, or one for each prompt ({count})", f"{len(listed)} given"
         )
     return listed
+
+
+def as_switches(use_speculation: bool | Sequence[bool], count: int) -> list[bool]:
+    """Whether to draft, for each of `count` prompts.
+
+    Raises:
+        ParameterError: A list of another length, or of something else than bools.
+    """
+    if isinstance(use_speculation, bool):
+        return [use_speculation] * count
+    listed = list(use_speculation) if isinstance(use_speculation, Iterable) else [use_speculation]
+    for entry in listed:
+        if not isinstance(entry, bool):
+            raise ParameterError("use_speculation", "must be True or False, or a list of them", entry)
+    if len(listed) != count:
+        raise ParameterError(
+            "use_speculation", f"must be one, or one for each prompt ({count})", f"{len(listed)} given"
+        )
+    return listed

@@ -17,7 +17,7 @@ from drawlot.errors import ParameterError
 if TYPE_CHECKING:
     from drawlot.entrypoints.scoring import ScoreOutput
 
-WITHOUT_USE = ("seed", "use_fp64_gumbel", "logprobs_mode", "max_logprobs")
+WITHOUT_USE = ("seed", "use_fp64_gumbel", "logprobs_mode", "max_logprobs", "speculative_config")
 
 
 class SpreadingCommand(TyperCommand):

@@ -77,6 +77,15 @@ class Drawn(NamedTuple):
     rank: IntArray
     """1 + the tokens before it in the order of values; 0 where it is not known"""
 
+    @classmethod
+    def nothing(cls, n: int) -> "Drawn":
+        """Of n rows that have not drawn."""
+        return cls(np.full(n, -1), np.ones(n), Cut.nowhere(n), np.zeros(n, np.int64))
+
+    def pick(self, index: IntArray) -> "Drawn":
+        """Those of some rows."""
+        return Drawn(self.tokens[index], self.mass[index], self.cut.pick(index), self.rank[index])
+
     def put(self, index: IntArray, part: "Drawn") -> None:
         """Set some rows."""
         self.tokens[index], self.mass[index] = part.tokens, part.mass
@@ -84,10 +93,10 @@ class Drawn(NamedTuple):
         self.rank[index] = part.rank
 
 
-def draw(rows: Rows, greedy: NDArray[np.bool_]) -> Drawn:
+def draw(rows: Rows, greedy: NDArray[np.bool_], streams: tuple[Stream, Stream]) -> Drawn:
     """One token for each row; greedy: bool [N], rows that take the first token of the order."""
     n = len(greedy)
-    drawn = Drawn(np.full(n, -1), np.ones(n), Cut.nowhere(n), np.zeros(n, np.int64))
+    drawn = Drawn.nothing(n)
     index = np.flatnonzero(greedy)
     if len(index):
         drawn.put(index, _first_tokens(rows.pick(index)))
@@ -95,12 +104,12 @@ def draw(rows: Rows, greedy: NDArray[np.bool_]) -> Drawn:
     index = np.flatnonzero(filtered & filters.listable(rows.filters))
     tile_mass = rows.tile_mass()
     if len(index):
-        listed, part = _from_lists(rows.pick(index), tile_mass[index])
+        listed, part = _from_lists(rows.pick(index), tile_mass[index], streams)
         drawn.put(index[listed], part)
     # The others, and those whose lists did not suffice, take the masses of whole rows.
     index = np.flatnonzero(drawn.tokens < 0)
     if len(index):
-        drawn.put(index, _from_whole_rows(rows.pick(index), tile_mass[index]))
+        drawn.put(index, _from_whole_rows(rows.pick(index), tile_mass[index], streams))
     return drawn
 
 
@@ -112,7 +121,7 @@ def _first_tokens(rows: Rows) -> Drawn:
     return Drawn(tokens, np.ones(len(tokens)), Cut(row_max, tokens), np.ones(len(tokens), np.int64))
 
 
-def _from_lists(rows: Rows, tile_mass: NDArray[np.float64]) -> tuple[IntArray, Drawn]:
+def _from_lists(rows: Rows, tile_mass: NDArray[np.float64], streams: tuple[Stream, Stream]) -> tuple[IntArray, Drawn]:
     """Rows that are cut within the list of their best tokens: which of the rows, and their draws."""
     n = len(tile_mass)
     listed = filters.kept_of_best_tokens(
@@ -132,7 +141,6 @@ def _from_lists(rows: Rows, tile_mass: NDArray[np.float64]) -> tuple[IntArray, D
         kept, z = kept.pick(mine), z[mine]
     new_row = np.cumsum(exact) - 1
     row = new_row[kept.rows]
-    streams = Stream.TARGET_TILE, Stream.TARGET_TOKEN
     tokens, totals = rows.keys.pick(chosen).race_twice(row, kept.ids, z, streams)
     rank = np.zeros(len(chosen), np.int64)
     if rows.want_ranks:
@@ -143,7 +151,7 @@ def _from_lists(rows: Rows, tile_mass: NDArray[np.float64]) -> tuple[IntArray, D
     return chosen, Drawn(tokens, totals, listed.cut.pick(chosen), rank)
 
 
-def _from_whole_rows(rows: Rows, tile_mass: NDArray[np.float64]) -> Drawn:
+def _from_whole_rows(rows: Rows, tile_mass: NDArray[np.float64], streams: tuple[Stream, Stream]) -> Drawn:
     """Rows without filters, and rows whose cut may lie anywhere."""
     n = len(tile_mass)
     cut, mass = Cut.nowhere(n), tile_mass.sum(1)
@@ -165,11 +173,11 @@ def _from_whole_rows(rows: Rows, tile_mass: NDArray[np.float64]) -> Drawn:
         index = np.array(summed_again)
         masses = rows.pick(index).kept_masses(cut.pick(index))
         log_mass[index], mass[index] = masses.log(), masses.totals()
-    tile = rows.keys.race_run(np.zeros(n, np.int64), log_mass, Stream.TARGET_TILE)
+    tile = rows.keys.race_run(np.zeros(n, np.int64), log_mass, streams[0])
     x = rows.tiles_at(tile)
     value, last = cut.value[:, None], (cut.id - tile * TILE)[:, None]
     kept = ((x > value) | ((x == value) & (np.arange(TILE) <= last))) & (x > -np.inf)
     x = np.where(kept, x, np.float64(-np.inf))[:, : np.flatnonzero(kept.any(0))[-1] + 1]
     z = (x - rows.row_max[:, None]) / rows.temperature[:, None]
-    tokens = rows.keys.race_run(tile * TILE, z, Stream.TARGET_TOKEN)
+    tokens = rows.keys.race_run(tile * TILE, z, streams[1])
     return Drawn(tokens, mass, cut, np.zeros(n, np.int64))

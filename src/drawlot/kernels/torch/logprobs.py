@@ -145,8 +145,12 @@ def _columns(
     columns.ranks[use] = rank[use]
     unknown = np.flatnonzero(use & (rank == 0))
     if len(unknown):
-        own_maxima = on_host(maxima)[unknown]
-        columns.ranks[unknown] = _ranks(tiles.pick(unknown), own_maxima, x[unknown, 0], tokens[unknown])
+        own_maxima, value, after = on_host(maxima)[unknown], x[unknown, 0], tokens[unknown]
+        # Tokens without a probability, which some synthetic step accepts, come after all that are kept.
+        lost = ~kept[unknown, 0]
+        value = np.where(lost, cut.value[unknown], value)
+        after = np.where(lost, cut.id[unknown] + 1, after)
+        columns.ranks[unknown] = _ranks(tiles.pick(unknown), own_maxima, value, after)
     return columns
 
 

@@ -89,12 +89,15 @@ def _draft_law(drafts: Drafts, r: int, j: int, v: int) -> NDArray[np.float64]:
     s = int(drafts.state_rows[r])
     if isinstance(drafts.logits, SparseDraftLogits):
         ids = drafts.logits.token_ids[s, j].numpy()
-        logits = drafts.logits.logits[s, j].double().numpy()[ids != PADDING]
-        ids = ids[ids != PADDING]
+        logits = drafts.logits.logits[s, j].double().numpy()
+        if (ids == PADDING).all():
+            return q
+        ids, logits = ids[ids != PADDING], logits[ids != PADDING]
     else:
         ids = np.arange(v)
         logits = drafts.logits[s, j, :v].double().numpy()
     with np.errstate(invalid="ignore"):  # a broken line is NaN, and so is all that follows from it
         lse = log_sum_exp(logits) if drafts.lse is None else float(drafts.lse[s, j])
-        q[ids] = np.exp(logits - lse)
+        of_target = ids < v
+        q[ids[of_target]] = np.exp(logits - lse)[of_target]
     return q

@@ -1,0 +1,1 @@
+"""Verification of drafts, many requests at once: what `kernels/reference/verification` says one by one."""

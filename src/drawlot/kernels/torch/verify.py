@@ -1,0 +1,234 @@
+"""Drafts to accepted tokens and one token more, as the reference declares it.
+
+Every row is read once and draws from its own law as in ordinary sampling: that settles greedy and coupled requests, and
+gives the others the token after their last draft. What remains is a coin for each draft, and one residual draw for each
+request that rejects one.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drawlot import rng
+from drawlot.kernels.drafts import Drafts, Law, Method, VerifiedRows
+from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted, RowParams
+from drawlot.kernels.torch.draw import Drawn, draw
+from drawlot.kernels.torch.logprobs import Columns
+from drawlot.kernels.torch.race import NoiseKeys
+from drawlot.kernels.torch.sample import joined, rows_at_once
+from drawlot.kernels.torch.scanned import Scanned, scan_rows
+from drawlot.kernels.torch.tiles import IntArray, on_host
+from drawlot.kernels.torch.verification import acceptance
+from drawlot.kernels.torch.verification.draft_laws import DraftLaws
+from drawlot.kernels.torch.verification.steps import Steps
+from drawlot.kernels.torch.verification.target_laws import Residuals, TargetLaws
+from drawlot.rng import BONUS, RESIDUAL, TARGET
+
+
+class Judged(NamedTuple):
+    """A chunk of requests, all but decided."""
+
+    steps: Steps
+    scanned: Scanned
+    drawn: Drawn
+    """What each row draws from its own law"""
+    p: TargetLaws
+    q: DraftLaws
+    thresholds: NDArray[np.float64]
+    """[R, K]: what the coins have to stay below; NaN where none is tossed"""
+    masses: NDArray[np.float64]
+    """[R, K + 1]: with which factor p enters the residual of each row"""
+
+
+def verify_rows(
+    logits: Tensor,
+    params: RowParams,
+    edits: Edits,
+    drafts: Drafts,
+    wanted: LogprobsWanted | None,
+    *,
+    wide: bool = False,
+) -> VerifiedRows:
+    """Verifies the drafts of each request; see `Drafts` and `VerifiedRows` for shapes, `sample_rows` for the rest."""
+    edits = drafts.masked_in(edits, logits.shape[1])
+    parts = []
+    for requests, rows in _chunks(drafts, logits):
+        own_edits, own_wanted = edits.rows(rows.start, rows.stop), wanted and wanted.pick(rows)
+        part = _verify_chunk(logits[rows], params.pick(rows), own_edits, drafts.pick(requests), own_wanted, wide)
+        parts.append(part)
+    sampled, emitted, accepted, status = (torch.cat(column) for column in zip(*(part[:4] for part in parts)))
+    return VerifiedRows(sampled, emitted, accepted, status, joined([part.logprobs for part in parts]))
+
+
+def law(logits: Tensor, params: RowParams, edits: Edits, drafts: Drafts) -> Law:
+    """What `verify_rows` decides by; arguments as there."""
+    edits = drafts.masked_in(edits, logits.shape[1])
+    parts = [
+        _law_of_chunk(logits[rows], params.pick(rows), edits.rows(rows.start, rows.stop), drafts.pick(requests))
+        for requests, rows in _chunks(drafts, logits)
+    ]
+    return Law(*(torch.cat(column) for column in zip(*parts)))
+
+
+def _chunks(drafts: Drafts, logits: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Consecutive requests with few enough rows to work on at once, or a single one, and their rows."""
+    cu_rows, most = on_host(drafts.cu_rows).tolist(), rows_at_once(logits.shape[1])
+    start = 0
+    for stop in range(1, len(cu_rows)):
+        if stop == len(cu_rows) - 1 or cu_rows[stop + 1] - cu_rows[start] > most:
+            yield slice(start, stop), slice(cu_rows[start], cu_rows[stop])
+            start = stop
+
+
+@np.errstate(over="ignore", divide="ignore")  # as in `sample_rows`
+def _verify_chunk(
+    logits: Tensor, params: RowParams, edits: Edits, drafts: Drafts, wanted: LogprobsWanted | None, wide: bool
+) -> VerifiedRows:
+    n, device = len(logits), logits.device
+    judged = _judge(logits, params, edits, drafts, wanted, wide)
+    steps, drawn = judged.steps, judged.drawn
+    accepted = num_accepted(judged, coins(params, steps, wide))
+    each, columns = np.arange(len(accepted)), np.arange(steps.drafts.shape[1] + 1)
+    last_rows = steps.first + accepted
+    tokens = drawn.tokens[last_rows]
+    rejected = Residuals.of(steps, columns[:-1] == accepted[:, None], judged.masses)
+    if len(rejected.rows):
+        keys = NoiseKeys.of(params, wide=wide).pick(rejected.rows)
+        _draw_residuals(judged, rejected, keys, tokens)
+    padded = np.pad(steps.drafts, ((0, 0), (0, 1)))
+    sampled = np.where(columns < accepted[:, None], padded, -1)
+    sampled[each, accepted] = tokens
+    emitted = accepted + (tokens >= 0)
+
+    logprobs = None
+    if wanted is not None:
+        logprobs = Columns.unused(n, wanted.columns)
+        requests, column = np.nonzero(columns < emitted[:, None])
+        index = steps.first[requests] + column
+        if len(index):
+            emitted_tokens = sampled[requests, column]
+            logprobs.put(index, judged.scanned.columns(index, drawn.pick(index), emitted_tokens, wanted))
+    return VerifiedRows(
+        torch.from_numpy(sampled).to(device),
+        torch.from_numpy(emitted.astype(np.int32)).to(device),
+        torch.from_numpy(accepted.astype(np.int32)).to(device),
+        torch.from_numpy(judged.scanned.status).to(device),
+        logprobs and logprobs.on_device(device),
+    )
+
+
+@np.errstate(over="ignore", divide="ignore")
+def _law_of_chunk(logits: Tensor, params: RowParams, edits: Edits, drafts: Drafts) -> Law:
+    judged = _judge(logits, params, edits, drafts, None, wide=False)
+    steps, vocab_size = judged.steps, logits.shape[1]
+    weights = np.zeros(logits.shape)
+    rows = np.unique(steps.rows)
+    rows = rows[judged.scanned.status[rows] == 0]
+    for part, own in judged.p.weights(rows, np.ones(len(rows))):
+        weights[rows[part]] = on_host(own.flatten(1)[:, :vocab_size])
+    residuals = Residuals.of(steps, steps.is_draft, judged.masses)
+    for part, left in judged.p.residuals(residuals, judged.q):
+        some = on_host(_is_law(left.sum((1, 2))))
+        weights[residuals.rows[part][some]] = on_host(left.flatten(1)[:, :vocab_size])[some]
+    device = logits.device
+    return Law(torch.from_numpy(judged.thresholds).to(device), torch.from_numpy(weights).to(device))
+
+
+def _judge(
+    logits: Tensor, params: RowParams, edits: Edits, drafts: Drafts, wanted: LogprobsWanted | None, wide: bool
+) -> Judged:
+    steps = Steps.of(drafts, params, logits.shape[1])
+    scanned = scan_rows(logits, own_keys(params, steps), edits, wanted, wide=wide)
+    steps = steps.before_bad_rows(scanned.status)
+    drawn = own_draws(scanned, steps)
+    p = TargetLaws(scanned.rows, drawn)
+    needed = steps.is_draft & steps.looks_at_q[:, None]
+    q = DraftLaws.of(drafts, needed, logits.shape[1], wide=wide)
+    thresholds, masses = _thresholds(steps, p, q, drafts)
+    return Judged(steps, scanned, drawn, p, q, thresholds, masses)
+
+
+def own_keys(params: RowParams, steps: Steps) -> RowParams:
+    """What the rows' own draws are keyed by: anchor and row, or, where they are ordinary ones, their position."""
+    ordinary = np.repeat(steps.ordinary, np.diff(steps.first, append=len(params.row)))
+    at = torch.from_numpy(ordinary).to(params.row.device)
+    position = torch.where(at, params.position + params.row, params.position)
+    return params._replace(position=position, row=torch.where(at, 0, params.row))
+
+
+def own_draws(scanned: Scanned, steps: Steps) -> Drawn:
+    """What each good row up to the last draft draws from its own law."""
+    drawn = Drawn.nothing(len(scanned.status))
+    for requests, streams in ((steps.ordinary, TARGET), (~steps.ordinary, BONUS)):
+        index = np.unique(steps.rows[requests])
+        index = index[scanned.status[index] == 0]
+        if len(index):
+            drawn.put(index, draw(scanned.rows.pick(index), scanned.greedy[index], streams))
+    return drawn
+
+
+def coins(params: RowParams, steps: Steps, wide: bool) -> NDArray[np.float64]:
+    """[R, K]: the coin of each draft."""
+    seed, anchor, choice = (
+        on_host(column).view(np.uint64)[steps.first, None] for column in (params.seed, params.position, params.choice)
+    )
+    columns = np.arange(steps.drafts.shape[1], dtype=np.uint64)
+    return np.asarray(rng.coin(seed, anchor, choice, columns, wide=wide), np.float64)
+
+
+def _thresholds(
+    steps: Steps, p: TargetLaws, q: DraftLaws, drafts: Drafts
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Thresholds [R, K] and factors [R, K + 1], as in `Judged`."""
+    shape = steps.drafts.shape
+    ratio, masses = np.zeros(shape), np.ones((shape[0], shape[1] + 1))
+    requests, columns = np.nonzero(steps.is_draft & steps.looks_at_q[:, None])
+    tokens = steps.drafts[requests, columns]
+    p_drafts = p.at(steps.first[requests] + columns, tokens)
+    ratio[requests, columns] = acceptance.ratios(p_drafts, q.at(requests, columns, tokens))
+    thresholds = np.minimum(1, ratio)
+    block = steps.looks_at_q & (steps.method == Method.BLOCK)
+    if block.any():
+        masses[block] = acceptance.prefix_masses(ratio[block])
+        left = np.zeros(masses.shape)
+        residuals = Residuals.of(steps, block[:, None] & (np.arange(shape[1]) > 0), masses)
+        left[residuals.requests, residuals.columns] = p.residual_masses(residuals, q)
+        thresholds[block] = acceptance.block_thresholds(masses[block], left[block], steps.num_drafts[block])
+    synthetic = steps.method == Method.SYNTHETIC
+    if synthetic.any() and drafts.rates is not None:
+        thresholds[synthetic] = np.where(steps.drafts[synthetic] >= 0, on_host(drafts.rates), 0)
+    thresholds[~steps.is_draft | steps.compares[:, None]] = np.nan
+    return thresholds, masses
+
+
+def num_accepted(judged: Judged, coins: NDArray[np.float64]) -> IntArray:
+    """[R]: how many drafts of each request are accepted; coins: [R, K]."""
+    steps = judged.steps
+    own_tokens = judged.drawn.tokens[steps.rows[:, :-1]]
+    drawn_alike = (own_tokens == steps.drafts) & steps.is_draft
+    below = coins < judged.thresholds
+    hit = np.where(steps.compares[:, None], drawn_alike, below)
+    is_block = ~steps.compares & (steps.method == Method.BLOCK)
+    return np.where(is_block, acceptance.longest(hit), acceptance.before_first_miss(hit))
+
+
+def _draw_residuals(judged: Judged, rejected: Residuals, keys: NoiseKeys, tokens: IntArray) -> None:
+    """Sets the tokens [R] of requests that reject a draft; one of which nothing is left keeps the row's own draw."""
+    for part, weights in judged.p.residuals(rejected, judged.q):
+        own, own_keys = rejected.requests[part], keys.pick(np.arange(part.start, part.stop))
+        masses = weights.sum(2)
+        log_masses = np.log(on_host(masses).astype(np.float64))
+        tile = own_keys.race_run(np.zeros(len(own), np.int64), log_masses, RESIDUAL[0])
+        each = torch.arange(len(own), device=weights.device)
+        inside = np.log(on_host(weights[each, torch.from_numpy(tile).to(weights.device)]).astype(np.float64))
+        drawn = own_keys.race_run(tile * TILE, inside, RESIDUAL[1])
+        tokens[own] = np.where(on_host(_is_law(masses.sum(1))), drawn, tokens[own])
+
+
+def _is_law(mass: Tensor) -> Tensor:
+    """bool [N]: something is left, and it is finite."""
+    return (mass > 0) & (mass < torch.inf)

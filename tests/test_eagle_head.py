@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from drawlot.assets import resolve
 from drawlot.errors import ModelError
-from drawlot.speculators.eagle_head import EagleHead, EagleHeadConfig, load_head, save_head
+from drawlot.speculators.eagle_head import EagleHead, EagleHeadConfig, causal, load_head, save_head
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 from eagle_chain import Chain
@@ -161,6 +161,19 @@ def test_bfloat16_stays_bfloat16():
     out = head.bfloat16()(hidden.bfloat16(), embeddings.bfloat16(), positions(0, 9))
     assert out.dtype == torch.bfloat16
     assert F.cosine_similarity(out.float(), wanted, dim=-1).min() > 0.98
+
+
+def test_attention_gets_one_dtype_under_autocast():
+    hidden, embeddings = states(9)
+    dtypes = set()
+
+    def attend(query, key, value):
+        dtypes.update((query.dtype, key.dtype, value.dtype))
+        return causal(query, key, value)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        random_head()(hidden, embeddings, positions(0, 9), attend)
+    assert dtypes == {torch.bfloat16}
 
 
 def test_chains_from_everywhere_equal_drafting_with_a_cache():

@@ -1,7 +1,7 @@
 """Trains `tiny-eagle`, the EAGLE-style head of the embedded model `tiny`, on what `tools/tiny_data.py` prepared.
 
     python tools/tiny_data.py                     # anywhere: tokenizer, manifest, token streams
-    PYTHONPATH=src python tools/train_eagle.py --minutes 5 -o src/drawlot/assets/tiny-eagle
+    PYTHONPATH=src python tools/train_eagle.py --minutes 8 -o .work/tiny-eagle
 
 Half of the rows are the corpus; the other half go over to `tiny`'s own greedy text, which is what it drafts for at
 temperature 0. Chains of drafts start at every position. The head keeps its best held-out weights, is saved in bf16,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from drawlot.entrypoints.sampler_benchmark.providers import Call, Drawn
 
@@ -27,6 +28,8 @@ class Round:
     """graph or eager"""
     drawn: list[Drawn]
     """What the steps drew, in the order of the buffers"""
+    call: Call
+    """Kept, since a graph replays in the memory of what it captured"""
     why_eager: str | None = None
     """Why a GPU's graph cannot hold it, where that was asked for"""
 
@@ -39,7 +42,9 @@ def make_round(call: Call, buffers: Sequence[Tensor], checked: int, graph: bool)
         return _captured(call, buffers)
 
     turn = itertools.cycle(buffers)
-    return Round(lambda: call(next(turn)), 1, "eager", [call(logits) for logits in buffers[:checked]], reason)
+    return Round(
+        lambda: call(next(turn)), 1, "eager", [_copied(call(logits)) for logits in buffers[:checked]], call, reason
+    )
 
 
 def _captured(call: Call, buffers: Sequence[Tensor]) -> Round:
@@ -48,14 +53,26 @@ def _captured(call: Call, buffers: Sequence[Tensor]) -> Round:
     with torch.cuda.stream(stream):
         call(buffers[0])
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        drawn = [call(logits) for logits in buffers]
+    # Copies of what is drawn are checked, since a step may write where the one before it did; they are not timed.
+    checked, timed = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(checked):
+        drawn = [_copied(call(logits)) for logits in buffers]
+    with torch.cuda.graph(timed):
+        last = [call(logits) for logits in buffers][-1]
     for each in drawn:
         each.token_ids.fill_(-2)
-    graph.replay()
+    checked.replay()
+    last.token_ids.fill_(-2)
+    timed.replay()
     torch.cuda.synchronize()
-    return Round(graph.replay, len(buffers), "graph", drawn)
+    if bool((last.token_ids == -2).any()):
+        raise RuntimeError("the graph that is timed does not write its tokens")
+    return Round(timed.replay, len(buffers), "graph", drawn, call)
+
+
+def _copied(drawn: Drawn) -> Drawn:
+    copies: Drawn = tree_map_only(Tensor, torch.clone, drawn)
+    return copies
 
 
 def _host_waits(call: Call, logits: Tensor) -> str | None:

@@ -112,12 +112,21 @@ def loss_of(head: EagleHead, target: LlamaForCausalLM, recipe: Recipe, tokens: T
     return loss, torch.stack(entropies)
 
 
-def greedy_rows(target: LlamaForCausalLM, data: Data, recipe: Recipe, rng: np.random.Generator) -> np.ndarray:
-    """uint16 [rows, CONTEXT + 1]: beginnings of training rows that the target continues; no more than will be read."""
+def greedy_rows(
+    target: LlamaForCausalLM, data: Data, recipe: Recipe, rng: np.random.Generator, progress: Progress
+) -> np.ndarray:
+    """uint16 [rows, CONTEXT + 1]: beginnings of training rows that the target continues.
+
+    No more than will be read, and no batch is begun when a third of the time has gone.
+    """
     count = min(recipe.greedy_rows, recipe.steps * recipe.batch_size // 2)
     prompts = torch.from_numpy(data.epoch(rng)[:count, : recipe.greedy_prompt].astype(np.int64))
-    length = CONTEXT + 1 - recipe.greedy_prompt
-    made = [greedy(target, batch.to(target.device), length).cpu() for batch in prompts.split(2048)]
+    made: list[Tensor] = []
+    for batch in prompts.split(1024):
+        if made and progress.share(0) > 1 / 3:
+            break
+        made.append(greedy(target, batch.to(target.device), CONTEXT + 1 - recipe.greedy_prompt).cpu())
+        progress.say(f"{sum(map(len, made))} rows of greedy text", now=False)
     return torch.cat(made).numpy().astype(np.uint16)
 
 
@@ -142,7 +151,7 @@ def train(
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     head = new_head(target, recipe)
-    greedy_text = greedy_rows(target, data, recipe, rng)
+    greedy_text = greedy_rows(target, data, recipe, rng, progress)
     progress.say(f"{len(greedy_text)} rows of greedy text")
 
     matrices = [weight for weight in head.parameters() if weight.ndim == 2]

@@ -141,7 +141,7 @@ class Engine:
         self.stats.bookkeeping_seconds += rest
         if self.config.speculative is not None:
             for part, seconds in (("draft", draft), ("verify", verify), ("other", rest + sum(others))):
-                self.counters.seconds.add(seconds, part)
+                self.counters.seconds[part] += seconds
         return outputs
 
     def _launch(self, schedule: Schedule) -> InFlight:

@@ -20,8 +20,8 @@ class Sample(NamedTuple):
 class SpeculativeCounters:
     """What became of the drafts of an engine since it was built: sums that only grow.
 
-    A step is one choice's and had drafts. Entry i of `drafted` counts the steps that had a draft i, of `reached` those in
-    which all drafts before it were accepted, of `accepted` those in which it was accepted too.
+    A step is one choice's and had drafts. Entry i of `drafted` counts the steps that had a draft i, of `reached` those
+    in which all drafts before it were accepted, of `accepted` those in which it was accepted too.
     """
 
     num_drafts: int = 0

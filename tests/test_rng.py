@@ -81,6 +81,21 @@ def test_noise_is_that_of_an_independent_philox_and_layout(point):
         assert noise(point, convert, wide=True).tobytes() == wide.tobytes()
 
 
+def lattice(wide):
+    """Uniforms at both ends of the lattice, and many between."""
+    ends = [*range(1 << 12), *range((1 << 32) - (1 << 12), 1 << 32)]
+    words = np.array([*ends, *np.random.default_rng(0).integers(0, 1 << 32, 1 << 18)], np.uint64)
+    return rng.uniform64(words, words[::-1]) if wide else rng.uniform32(words)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_rough_noise_is_near_enough_to_tell_who_may_win(wide):
+    uniform = lattice(wide)
+    error = np.abs(rng.rough_gumbel(uniform).astype(np.float64) - rng.gumbel(uniform))
+    # The tenth part of what a race allows two of them together.
+    assert error.max() < rng.ROUGH / 20
+
+
 @given(POINTS)
 def test_the_counter_can_be_read_back(point):
     """So no two points share one."""

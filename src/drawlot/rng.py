@@ -126,30 +126,20 @@ def gumbel(uniform: Array) -> Array:
     return -_log(-_log1p_negative(uniform))
 
 
+def rough_gumbel(uniform: Array) -> Array:
+    """`gumbel` of NumPy arrays within ROUGH / 2, in a tenth of its time: it tells who may win, never who wins."""
+    return -np.log(-np.log1p(-uniform))
+
+
+ROUGH = 1e-3
+"""Who is further behind by `rough_gumbel` has lost by `gumbel`."""
+
+
 def gumbel_noise(
     ids: Array, seed: Array, position: Array, stream: int | Array, choice: Array, row: Array, *, wide: bool = False
 ) -> Array:
-    """Gumbel noise for each id.
-
-    Args:
-        ids: Token or tile ids.
-        seed, position, choice, row: Integers that broadcast against the ids.
-        stream: A `Stream`, or integers that broadcast against the ids.
-        wide: Float64 noise from 64 bits (`use_fp64_gumbel`) instead of float32 from 32.
-
-    Returns:
-        float32 or float64, of the shape of the ids.
-    """
-    if wide:
-        w0, w1, w2, w3 = words(seed, position, stream + _WIDE, ids >> 1, choice, row)
-        odd = (ids & 1) == 1
-        xp = _namespace(ids)
-        return gumbel(uniform64(xp.where(odd, w2, w0), xp.where(odd, w3, w1)))
-    xp = _namespace(ids)
-    w0, w1, w2, w3 = words(seed, position, stream, ids >> 2, choice, row)
-    high = xp.where((ids & 1) == 1, w3, w2)
-    low = xp.where((ids & 1) == 1, w1, w0)
-    return gumbel(uniform32(xp.where((ids & 2) == 2, high, low)))
+    """Gumbel noise for each id: `gumbel` of `uniforms`, with the same arguments."""
+    return gumbel(uniforms(ids, seed, position, stream, choice, row, wide=wide))
 
 
 def gumbel_noise_run(
@@ -163,14 +153,55 @@ def gumbel_noise_run(
     *,
     wide: bool = False,
 ) -> Array:
-    """`gumbel_noise` of the ids first .. first + count - 1, computing each block of words once.
+    """`gumbel` of `uniforms_run`, with the same arguments."""
+    return gumbel(uniforms_run(first, count, seed, position, stream, choice, row, wide=wide))
+
+
+def uniforms(
+    ids: Array, seed: Array, position: Array, stream: int | Array, choice: Array, row: Array, *, wide: bool = False
+) -> Array:
+    """What the noise of each id is made of.
+
+    Args:
+        ids: Token or tile ids.
+        seed, position, choice, row: Integers that broadcast against the ids.
+        stream: A `Stream`, or integers that broadcast against the ids.
+        wide: Float64 noise from 64 bits (`use_fp64_gumbel`) instead of float32 from 32.
+
+    Returns:
+        float32 or float64 in (0, 1), of the shape of the ids.
+    """
+    if wide:
+        w0, w1, w2, w3 = words(seed, position, stream + _WIDE, ids >> 1, choice, row)
+        odd = (ids & 1) == 1
+        xp = _namespace(ids)
+        return uniform64(xp.where(odd, w2, w0), xp.where(odd, w3, w1))
+    xp = _namespace(ids)
+    w0, w1, w2, w3 = words(seed, position, stream, ids >> 2, choice, row)
+    high = xp.where((ids & 1) == 1, w3, w2)
+    low = xp.where((ids & 1) == 1, w1, w0)
+    return uniform32(xp.where((ids & 2) == 2, high, low))
+
+
+def uniforms_run(
+    first: Array,
+    count: int,
+    seed: Array,
+    position: Array,
+    stream: int,
+    choice: Array,
+    row: Array,
+    *,
+    wide: bool = False,
+) -> Array:
+    """`uniforms` of the ids first .. first + count - 1, computing each block of words once.
 
     Args:
         first: Ids [N], multiples of 4.
         count: How many ids follow each.
         seed, position, choice, row: Integers [N].
         stream: A `Stream`.
-        wide: As for `gumbel_noise`.
+        wide: As for `uniforms`.
 
     Returns:
         float32 or float64 [N, count].
@@ -186,7 +217,7 @@ def gumbel_noise_run(
         uniform = xp.stack((uniform64(w0, w1), uniform64(w2, w3)), -1)
     else:
         uniform = uniform32(xp.stack((w0, w1, w2, w3), -1))
-    return gumbel(uniform.reshape(len(seed), -1))[:, :count]
+    return uniform.reshape(len(seed), -1)[:, :count]
 
 
 def coin(seed: Array, anchor: Array, choice: Array, row: Array, *, wide: bool = False) -> Array:

@@ -88,8 +88,9 @@ def four_tokens_share_a_word(patch):
 
 
 def noise_is_rounded_to_eighths(patch):
-    gumbel = rng.gumbel
-    patch.setattr(rng, "gumbel", lambda uniform: np.round(gumbel(uniform) * 8) / 8)
+    for name in ("gumbel", "rough_gumbel"):
+        noise = getattr(rng, name)
+        patch.setattr(rng, name, lambda uniform, noise=noise: np.round(noise(uniform) * 8) / 8)
 
 
 @pytest.mark.parametrize(

@@ -86,15 +86,14 @@ class TokenHistory:
             num_drafts: int64 [E], how many of them there are.
         """
         slots = self._slot_of[req_idx]
-        width, num = self._longest, draft_tokens.shape[1]
-        tokens = torch.nn.functional.pad(self._tokens[slots, :width], (0, num))
-        length = self._length[slots]
-        columns = torch.arange(width + num, device=self.device)
-        draft = columns - length.unsqueeze(1)
-        is_draft = (draft >= 0) & (draft < num_drafts.unsqueeze(1))
+        tokens, length, num = self._tokens[slots, : self._longest], self._length[slots], draft_tokens.shape[1]
         if num:
+            tokens = torch.nn.functional.pad(tokens, (0, num))
+            draft = torch.arange(tokens.shape[1], device=self.device) - length.unsqueeze(1)
+            is_draft = (draft >= 0) & (draft < num_drafts.unsqueeze(1))
             tokens = torch.where(is_draft, draft_tokens.gather(1, draft.clamp(0, num - 1)), tokens)
-        return TokensSeen(tokens, length + num_drafts, self._prompt_length[slots])
+            length = length + num_drafts
+        return TokensSeen(tokens, length, self._prompt_length[slots])
 
     def _add_slots(self) -> None:
         num_slots = len(self._length)

@@ -54,10 +54,11 @@ class NoiseKeys:
         stream[: len(first)] = streams[0]
         seed, position, choice, row = (column[of] for column in self._columns)
         noise_ids = np.concatenate((tiles[first], ids)).view(np.uint64)
-        noise = rng.gumbel_noise(noise_ids, seed, position, stream, choice, row, wide=self._wide).astype(np.float64)
-        won = _winners(tile_rows, tiles[first], np.log(mass) + noise[: len(first)], n)
-        inside = tiles == won[rows]
-        tokens = _winners(rows[inside], ids[inside], (z + noise[len(first) :])[inside], n)
+        uniform = rng.uniforms(noise_ids, seed, position, stream, choice, row, wide=self._wide)
+        tile_uniform, uniform = uniform[: len(first)], uniform[len(first) :]
+        won = tiles[first][_winners(tile_rows, np.log(mass), tile_uniform, n)]
+        inside = np.flatnonzero(tiles == won[rows])
+        tokens = ids[inside[_winners(rows[inside], z[inside], uniform[inside], n)]]
         return tokens, np.add.reduceat(mass, np.searchsorted(tile_rows, np.arange(n)))
 
     def race_run(self, first: IntArray, z: FloatArray, stream: Stream) -> IntArray:
@@ -72,13 +73,24 @@ class NoiseKeys:
             return first
         seed, position, choice, row = self._columns
         first_id = first.view(np.uint64)
-        noise = rng.gumbel_noise_run(first_id, z.shape[1], seed, position, stream, choice, row, wide=self._wide)
-        winners: IntArray = first + (z + noise).argmax(1)  # NumPy's is the first of equals
+        uniform = rng.uniforms_run(first_id, z.shape[1], seed, position, stream, choice, row, wide=self._wide)
+        rough = z + rng.rough_gumbel(uniform)
+        rows, columns = np.nonzero(rough >= rough.max(1, keepdims=True) - rng.ROUGH)
+        if len(rows) > len(z):
+            columns = columns[_winners(rows, z[rows, columns], uniform[rows, columns], len(z))]
+        winners: IntArray = first + columns
         return winners
 
 
-def _winners(rows: IntArray, ids: IntArray, keys: NDArray[np.float64], n: int) -> IntArray:
-    """[n]: the id with each row's largest key, the lower id among equals; rows and ids as in `race_twice`."""
-    best = np.maximum.reduceat(keys, np.searchsorted(rows, np.arange(n)))
-    winners = np.flatnonzero(keys == best[rows])
-    return ids[winners[np.searchsorted(rows[winners], np.arange(n))]]
+def _winners(rows: IntArray, z: NDArray[np.float64], uniform: FloatArray, n: int) -> IntArray:
+    """[n]: the index of each row's largest z + Gumbel noise, the lower one among equals; rows as in `race_twice`."""
+    rough = z + rng.rough_gumbel(uniform)
+    best = np.maximum.reduceat(rough, np.searchsorted(rows, np.arange(n)))
+    may_win = np.flatnonzero(rough >= best[rows] - rng.ROUGH)
+    if len(may_win) == n:
+        return may_win
+    rows = rows[may_win]
+    first = np.searchsorted(rows, np.arange(n))
+    keys = z[may_win] + rng.gumbel(uniform[may_win])
+    won = np.flatnonzero(keys == np.maximum.reduceat(keys, first)[rows])
+    return may_win[won[np.searchsorted(rows[won], np.arange(n))]]

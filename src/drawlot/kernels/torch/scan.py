@@ -4,6 +4,7 @@ Whole rows are torch's business, on their device. What is left of them is small 
 where an operation costs a quarter of the time.
 """
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -17,21 +18,29 @@ from drawlot.kernels.torch.tiles import Cut, FloatArray, IntArray, Tiles, Tokens
 _LOWEST = float(np.finfo(np.float32).min)
 
 
+_NEAR = 32.0
+"""exp of up to so much, and sums of it, lose nothing in float32"""
+
+
 class TileMasses(NamedTuple):
     """The sums of exp((value - row_max) scale) over the tokens of tiles, as sum exp(shift); on the host."""
 
     sums: FloatArray
-    """float32 or float64 [N, T], relative to the tile's own maximum; 0 for a tile without mass"""
+    """float32 or float64 [N, T], as `tile_sums` returns them; 0 for a tile without mass"""
     shift: FloatArray
-    """[N, T], (tile maximum - row_max) scale; 0 in a row's best tile"""
+    """float64 [N, T], or [N, 1] where it is the same for all tiles"""
 
     @classmethod
     def of(cls, sums: Tensor, maxima: Tensor, row_max: Tensor, scale: Tensor | None) -> "TileMasses":
         """Of N rows, from what was summed; scale None is 1."""
-        shift = maxima - row_max.unsqueeze(1)
+        near, best = _near(maxima, scale), on_host(row_max).astype(np.float64)[:, None]
+        shift = -best
+        if not near.all():
+            with np.errstate(invalid="ignore"):  # rows that are -inf, or not finite, are never drawn from
+                shift = np.where(near[:, None], shift, on_host(maxima) - best)
         if scale is not None:
-            shift *= scale.unsqueeze(1)
-        return cls(on_host(sums), on_host(shift))
+            shift *= on_host(scale)[:, None]
+        return cls(on_host(sums), shift)
 
     def pick(self, index: IntArray) -> "TileMasses":
         """Those of some rows."""
@@ -52,6 +61,13 @@ class TileMasses(NamedTuple):
         return totals
 
 
+def _near(maxima: Tensor, scale: Tensor | None) -> NDArray[np.bool_]:
+    """bool [N]: rows whose tiles have their maxima so near to 0 that their exponentials need no other origin."""
+    largest = on_host(maxima.abs().amax(1))
+    near: NDArray[np.bool_] = (largest if scale is None else largest * on_host(scale)) <= _NEAR
+    return near
+
+
 def tile_maxima(tiles: Tensor) -> Tensor:
     """float32 [N, T] of tiles [N, T, 128]; NaN where a tile holds one."""
     return tiles.amax(2)
@@ -69,8 +85,7 @@ def scan(
         wide: Float64 sums.
 
     Returns:
-        Maxima float32 [N, T], and sums of exp((value - maximum of the tile) scale), float32 or float64 [N, T]; NaN for
-        rows that are not `summed`.
+        Maxima float32 [N, T], and sums as of `tile_sums`.
     """
     maxima = tiles.new_empty(tiles.shape[:2])
     return maxima, tile_sums(Tiles(tiles), maxima, scale, summed=summed, wide=wide, fill_maxima=True)
@@ -106,14 +121,21 @@ def tile_sums(
     wide: bool = False,
     fill_maxima: bool = False,
 ) -> Tensor:
-    """The sums that `scan` returns and `tile_masses` wraps; fill_maxima: `maxima` are written, not read."""
+    """The sums that `scan` returns and `TileMasses` wraps; fill_maxima: `maxima` are written, not read.
+
+    Returns:
+        Sums of exp((value - origin) scale), float32 or float64 [N, T]; the origin is 0 in rows that are near to it,
+        which saves a pass, and the tile's own maximum in others. NaN for rows that are not `summed`.
+    """
     dtype = torch.float64 if wide else torch.float32
     if summed is not None and summed.all():
         summed = None
     sums = torch.empty(maxima.shape, dtype=dtype, device=maxima.device)
-    temporary: Tensor | None = None
-    for rows, values in tiles.chunks(len(maxima)):
-        own_maxima = maxima[rows]
+    n, temporary = len(maxima), None
+    cuts = tiles.chunk_borders(n)
+    scales = itertools.repeat(None) if scale is None else scale.view(-1, 1, 1).tensor_split(cuts)
+    parts = zip(maxima.tensor_split(cuts), sums.tensor_split(cuts), scales)
+    for (rows, values), (own_maxima, own_sums, own_scale) in zip(tiles.chunks(n), parts):
         if fill_maxima:
             torch.amax(values, 2, out=own_maxima)
         if summed is not None and not summed[rows].any():
@@ -122,20 +144,30 @@ def tile_sums(
             # One for all chunks, the first being the largest: fresh memory costs more than the arithmetic.
             temporary = torch.empty(values.shape, dtype=dtype, device=maxima.device)
         x = temporary if values.shape == temporary.shape else temporary[: len(values)]
-        torch.sub(values, own_maxima.unsqueeze(2), out=x)
-        if scale is not None:
-            x.mul_(scale[rows].view(-1, 1, 1))
-        x.exp_()
+        _exponentials(values, own_maxima, own_scale, x)
         if cut is not None:
             for i, value, last in zip(range(len(x)), cut.value[rows].tolist(), cut.id[rows].tolist()):
                 if last >= 0:
                     _keep_before(x[i].view(-1), values[i].view(-1), value, last)
-        torch.sum(x, 2, out=sums[rows])
+        torch.sum(x, 2, out=own_sums)
     # Empty tiles, for all rows at once: -inf - -inf made them NaN. Rows that hold a NaN are never drawn from.
     sums.nan_to_num_(0.0)
     if summed is not None:
         sums.masked_fill_(torch.from_numpy(~summed).to(sums.device).unsqueeze(1), torch.nan)
     return sums
+
+
+def _exponentials(values: Tensor, maxima: Tensor, scale: Tensor | None, out: Tensor) -> None:
+    """Writes exp((value - origin) scale) of tiles [N, T, 128], float32 or float64; maxima [N, T], scale [N, 1, 1]."""
+    x = values if out.dtype == values.dtype else out.copy_(values)
+    # A bound for all rows at once, in few operations: most rows pass, and those that do not lose nothing.
+    largest = float(maxima.abs().amax()) * (1.0 if scale is None else max(scale.flatten().tolist()))
+    if not largest <= _NEAR:
+        far = torch.from_numpy(~_near(maxima, None if scale is None else scale.flatten())).to(maxima.device)
+        x = torch.sub(x, torch.where(far.unsqueeze(1), maxima, 0).unsqueeze(2), out=out)
+    if scale is not None:
+        x = torch.mul(x, scale, out=out)
+    torch.exp(x, out=out)
 
 
 def _keep_before(weights: Tensor, tokens: Tensor, value: float, last: int) -> None:

@@ -17,6 +17,9 @@ from drawlot.kernels.torch.scan import TileMasses, scan, tile_maxima, tile_sums
 from drawlot.kernels.torch.tiles import IntArray, Tiles, on_host
 from drawlot.outputs import RowStatus
 
+# Here once: a flag takes longer to convert than a row's status to find.
+_OK, _EMPTY, _NONFINITE = (np.uint8(flag) for flag in (RowStatus.OK, RowStatus.EMPTY_SUPPORT, RowStatus.NONFINITE))
+
 
 class Scanned(NamedTuple):
     """N rows, each read once."""
@@ -115,6 +118,6 @@ def scan_rows(
 
 def _status(row_max: NDArray[np.float32], logits_max: NDArray[np.float32]) -> NDArray[np.uint8]:
     """uint8 [N]. A NaN anywhere in a row makes its maximum NaN."""
-    status = np.where(row_max == -np.inf, np.uint8(RowStatus.EMPTY_SUPPORT), np.uint8(RowStatus.OK))
-    status[~((row_max < np.inf) & (logits_max < np.inf))] = RowStatus.NONFINITE
+    status = np.where(row_max == -np.inf, _EMPTY, _OK)
+    status[~((row_max < np.inf) & (logits_max < np.inf))] = _NONFINITE
     return status

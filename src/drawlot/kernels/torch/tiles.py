@@ -1,5 +1,6 @@
 """The rows that the backend works on: tiles on their device, and the few tokens of them that come to the host."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -63,12 +64,18 @@ class Tiles(NamedTuple):
             return self.original[self._index(self.rows[start:stop])]
         return torch.stack([self.row(i) for i in range(start, stop)])
 
+    def chunk_borders(self, n: int) -> list[int]:
+        """Where `chunks` divides n rows."""
+        step = max(1, _CHUNK // (self.original.shape[1] * TILE))
+        return list(range(step, n, step))
+
     def chunks(self, n: int) -> Iterator[tuple[slice, Tensor]]:
         """Few rows at a time of the n rows: slices, and their values as by `chunk`."""
-        step = max(1, _CHUNK // (self.original.shape[1] * TILE))
-        for start in range(0, n, step):
-            rows = slice(start, min(n, start + step))
-            yield rows, self.chunk(rows.start, rows.stop)
+        borders = self.chunk_borders(n)
+        # Views of all rows in one operation: one a chunk costs a tenth of its read.
+        views = self.original.tensor_split(borders) if self.rows is None else None
+        for i, (start, stop) in enumerate(itertools.pairwise((0, *borders, n))):
+            yield slice(start, stop), self.chunk(start, stop) if views is None else views[i]
 
     def _at(self, source: Tensor, rows: IntArray, tile_ids: IntArray) -> NDArray[np.float32]:
         # A quarter of the time of torch's indexing where the memory is shared.

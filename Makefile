@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit bench format clean
+.PHONY: demo test lint types unit sequences bench format clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -25,6 +25,9 @@ types: .venv/installed
 
 unit: .venv/installed
 	$(BIN)/pytest -q
+
+sequences: .venv/installed  ## 2^17 sequences with every speculator and method, 2^13 of the embedded model; 20 minutes
+	$(BIN)/pytest -q -m minutes tests/speculative
 
 bench: .venv/installed  ## CPU speed against transformers; run it alone on the machine
 	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.cpu_sampler

@@ -1,36 +1,48 @@
-"""The exact law of the sequences that a small model writes, and the counts of what an engine writes."""
+"""The exact law of the sequences that a small model writes, and how well what an engine writes fits it."""
 
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from drawlot import testing
 from drawlot.engine.engine import Engine
 from drawlot.params import MAX_CHOICES, SamplingParams
 
 
+class Law(NamedTuple):
+    """The sequences of `length` draws among the best `top_k` tokens of a model, after a prompt."""
+
+    prompt: list
+    top_k: int
+    sequences: np.ndarray
+    """int64 [top_k ** length, length], in the order of their digits: the rank of each token after those before it"""
+    probabilities: np.ndarray
+    """float64 [top_k ** length]"""
+
+
 @torch.inference_mode()
 def law_of(model, prompt, length, top_k):
-    """float64 [top_k ** length]: the probability of every sequence of `length` draws among the best `top_k` tokens.
-
-    Also int64 [top_k ** (length - 1), top_k]: after each shorter sequence the ids, best first, that the digits mean.
-    """
+    """The law by one forward for each beginning of a sequence."""
     probabilities = np.ones(1)
     texts = torch.tensor([prompt])
     for _ in range(length):
-        logits = torch.cat([model(part).logits[:, -1] for part in texts.split(4096)]).double()
+        logits = torch.cat([model(part, logits_to_keep=1).logits[:, -1] for part in texts.split(4096)]).double()
         values, ids = logits.topk(top_k, sorted=True)
         probabilities = (probabilities[:, None] * values.softmax(1).numpy()).ravel()
         texts = torch.cat([texts.repeat_interleave(top_k, 0), ids.reshape(-1, 1)], 1)
-    return texts[:, len(prompt) :].numpy(), probabilities
+    return Law(prompt, top_k, texts[:, len(prompt) :].numpy(), probabilities)
 
 
-def written(engine: Engine, prompt, num_sequences, length, seed=0, **params):
+def written(engine: Engine, law: Law, num_sequences):
     """int64 [num_sequences, length]: what the engine writes, many choices of each of many seeds."""
+    length = law.sequences.shape[1]
+    for seed in range(num_sequences // MAX_CHOICES):
+        asked = {"n": MAX_CHOICES, "seed": seed, "max_tokens": length, "top_k": law.top_k}
+        params = SamplingParams(ignore_eos=True, detokenize=False, **asked)
+        engine.add_request(str(seed), law.prompt, params)
     sequences = []
-    for index in range(num_sequences // MAX_CHOICES):
-        asked = {"n": MAX_CHOICES, "seed": seed + index, "max_tokens": length, "ignore_eos": True, "detokenize": False}
-        engine.add_request(str(index), prompt, SamplingParams(**(asked | params)))
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
@@ -38,10 +50,15 @@ def written(engine: Engine, prompt, num_sequences, length, seed=0, **params):
     return np.array(sequences)
 
 
-def counts_of(sequences, known):
-    """How often each of the known sequences [S, length] occurs; every other is an error."""
-    place = {tuple(sequence): i for i, sequence in enumerate(known.tolist())}
-    counts = np.zeros(len(known))
-    for sequence, group in itertools.groupby(sorted(map(tuple, sequences.tolist()))):
-        counts[place[sequence]] += len(list(group))
-    return counts
+def fits_of(sequences, law):
+    """Chi-squares of whole sequences, and of what stands at each pair of places; an unknown sequence is an error."""
+    place = {tuple(sequence): i for i, sequence in enumerate(law.sequences.tolist())}
+    counts = np.zeros(len(law.sequences))
+    np.add.at(counts, [place[tuple(sequence)] for sequence in sequences.tolist()], 1)
+    length = law.sequences.shape[1]
+    tables = [each.reshape((law.top_k,) * length) for each in (counts, law.probabilities)]
+    fits = {"all": testing.chi_square(counts, law.probabilities)}
+    for pair in itertools.combinations(range(length), 2):
+        others = tuple(axis for axis in range(length) if axis not in pair)
+        fits[str(pair)] = testing.chi_square(*(table.sum(others) for table in tables))
+    return fits

@@ -1,68 +1,106 @@
 """Whole sequences of a model of 8 tokens, written by the real engine, follow the model's exact law.
 
-2^17 sequences of 6 tokens in all. `FALSE_ALARM_RATE` is 1e-9 for each chi-square; every mutant must fail it.
+2^17 sequences of 6 tokens in all, each method and each speculator among them; `make sequences` writes 2^17 with every
+combination, and 2^13 with the embedded model. A correct engine fails one of the 16 chi-squares of a test 1.6e-8 of the
+times; each mutant must fail the one of whole sequences.
 """
 
 import pytest
 import torch
 
-from drawlot import testing
+from drawlot.assets import resolve
 from drawlot.engine import drafting
+from drawlot.engine.args import EngineArgs
+from drawlot.engine.engine import Engine
 from drawlot.verification import draft_sampler
-from tests.speculative.models import VOCAB, reference_of
-from tests.speculative.sequences import counts_of, law_of, written
+from tests.speculative.models import SPECULATORS, VOCAB, reference_of
+from tests.speculative.sequences import fits_of, law_of, written
 
 PROMPT = [1, 5, 2, 1, 5]
 LENGTH, NUM_DRAFTS = 6, 3
 NUM_SEQUENCES = 2**14
+METHODS = ("standard", "block", "coupled")
+ROOM = {"max_num_seqs": 1024, "num_kv_blocks": 4096, "max_num_batched_tokens": 2**14}
 
 
 @pytest.fixture(scope="module")
 def law(folder):
-    return law_of(reference_of(folder, "target"), PROMPT, LENGTH, VOCAB)
+    """laws[top_k]"""
+    target = reference_of(folder, "target")
+    return lambda top_k: law_of(target, PROMPT, LENGTH, top_k)
 
 
-@pytest.fixture
-def fit(engine_of, law):
-    """The chi-square of what an engine with this configuration writes, and the engine."""
+def check(engine, law, num_sequences):
+    """What the engine writes follows the law, and drafts were rejected and accepted at every place."""
+    fits = fits_of(written(engine, law, num_sequences), law)
+    assert all(fit.ok for fit in fits.values()), fits
+    counters = engine.counters
+    assert len(counters.accepted) == NUM_DRAFTS
+    for accepted, reached in zip(counters.accepted, counters.reached):
+        assert num_sequences / 500 < accepted < reached
 
-    def measure(speculative_config, num_sequences=NUM_SEQUENCES):
-        engine = engine_of(
-            speculative_config and {"num_speculative_tokens": NUM_DRAFTS} | speculative_config,
-            max_num_seqs=1024,
-            num_kv_blocks=4096,
-            max_num_batched_tokens=2**14,
-        )
-        known, probabilities = law
-        return testing.chi_square(
-            counts_of(written(engine, PROMPT, num_sequences, LENGTH), known), probabilities
-        ), engine
 
-    return measure
+def config_of(method, verification, **config):
+    """A configuration that finds drafts in short texts."""
+    lookup = {"prompt_lookup_min": 1} if method == "ngram" else {}
+    base = {"method": method, "num_speculative_tokens": NUM_DRAFTS, "rejection_sample_method": verification}
+    return base | lookup | config
+
+
+def named(value):
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else None
+
+
+GREEDY, FILTERS = {"draft_sample_method": "greedy"}, {"draft_filters": True}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "config",
+    ("speculator", "verification", "config", "top_k"),
     [
-        {"method": "ngram", "prompt_lookup_min": 1},
-        {"method": "ngram", "prompt_lookup_min": 1, "rejection_sample_method": "block"},
-        {"method": "draft_model"},
-        {"method": "draft_model", "rejection_sample_method": "block"},
-        {"method": "draft_model", "rejection_sample_method": "coupled"},
-        {"method": "draft_model", "draft_sample_method": "greedy"},
-        {"method": "eagle"},
-        {"method": "eagle", "rejection_sample_method": "block"},
+        ("ngram", "standard", {}, VOCAB),
+        ("ngram", "block", {}, VOCAB),
+        ("draft_model", "standard", {}, VOCAB),
+        ("draft_model", "block", {}, VOCAB),
+        ("draft_model", "coupled", {}, VOCAB),
+        ("draft_model", "standard", GREEDY, VOCAB),
+        ("eagle", "standard", FILTERS, 5),
+        ("eagle", "block", {}, VOCAB),
     ],
-    ids=lambda config: "-".join(str(value) for value in config.values() if value != 1),
+    ids=named,
 )
-def test_law(fit, config):
-    result, engine = fit(config)
-    assert result.ok, result
-    assert engine.counters.num_accepted_tokens > NUM_SEQUENCES / 2
-    # Rejections and whole runs: every branch was taken.
-    assert engine.counters.accepted[-1] > 100
-    assert all(accepted < reached for accepted, reached in zip(engine.counters.accepted, engine.counters.reached))
+def test_law(engine_of, law, speculator, verification, config, top_k):
+    check(engine_of(config_of(speculator, verification, **config), **ROOM), law(top_k), NUM_SEQUENCES)
+
+
+@pytest.mark.minutes
+@pytest.mark.parametrize("config", [{}, GREEDY, FILTERS], ids=named)
+@pytest.mark.parametrize("verification", METHODS)
+@pytest.mark.parametrize("speculator", SPECULATORS)
+def test_law_of_every_combination(engine_of, law, speculator, verification, config):
+    if config and speculator == "ngram":
+        pytest.skip("ngram has no distribution to draw from")
+    top_k = 5 if config == FILTERS else VOCAB
+    check(engine_of(config_of(speculator, verification, **config), **ROOM), law(top_k), 2**17)
+
+
+@pytest.fixture(scope="module")
+def embedded_law():
+    """The embedded model's sequences of the 4 best tokens."""
+    import transformers
+
+    folder = resolve("tiny")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompt = transformers.AutoTokenizer.from_pretrained(folder)("for i in range(10):\n    for i in range(")["input_ids"]
+    return law_of(model, prompt, LENGTH, 4)
+
+
+@pytest.mark.minutes
+@pytest.mark.parametrize("verification", METHODS)
+@pytest.mark.parametrize("speculator", SPECULATORS)
+def test_law_of_the_embedded_model(embedded_law, speculator, verification):
+    config = config_of(speculator, verification)
+    check(Engine(EngineArgs(model="tiny", speculative_config=config, max_num_seqs=256)), embedded_law, 2**13)
 
 
 def drafts_from_a_warmer_law(monkeypatch):
@@ -103,14 +141,16 @@ def positions_do_not_advance(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutate", [drafts_from_a_warmer_law, laws_of_the_wrong_drafts, positions_do_not_advance])
-def test_mutants_are_caught(fit, monkeypatch, mutate):
+def test_mutants_are_caught(engine_of, law, monkeypatch, mutate):
     mutate(monkeypatch)
-    result, _ = fit({"method": "draft_model"}, NUM_SEQUENCES // 2)
-    assert result.statistic > result.high, result
+    known = law(VOCAB)
+    engine = engine_of(config_of("draft_model", "standard"), **ROOM)
+    fit = fits_of(written(engine, known, NUM_SEQUENCES // 2), known)["all"]
+    assert fit.statistic > fit.high, fit
 
 
 def test_the_law_is_a_law(law):
-    known, probabilities = law
-    assert known.shape == (VOCAB**LENGTH, LENGTH)
+    sequences, probabilities = law(VOCAB)[2:]
+    assert sequences.shape == (VOCAB**LENGTH, LENGTH)
     assert probabilities.sum() == pytest.approx(1, abs=1e-12)
-    assert len(torch.unique(torch.from_numpy(known), dim=0)) == len(known)
+    assert len(torch.unique(torch.from_numpy(sequences), dim=0)) == len(sequences)

@@ -9,7 +9,7 @@ from drawlot.params import SamplingParams
 if TYPE_CHECKING:
     from drawlot.engine.args import EngineArgs
     from drawlot.entrypoints.llm import LLM
-    from drawlot.functional import sample
+    from drawlot.functional import sample, verify
     from drawlot.outputs import (
         LogitsRows,
         LogprobsTensors,
@@ -41,6 +41,7 @@ __all__ = [
     "SparseDraftLogits",
     "VerifierOutput",
     "sample",
+    "verify",
 ]
 
 # What brings in torch or transformers loads when it is first used, so that `drawlot --help` answers at once.
@@ -56,6 +57,7 @@ _HOME = {
     "SparseDraftLogits": "drawlot.outputs",
     "VerifierOutput": "drawlot.outputs",
     "sample": "drawlot.functional",
+    "verify": "drawlot.functional",
 }
 
 

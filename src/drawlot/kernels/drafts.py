@@ -6,7 +6,7 @@ row 0) and row is j.
 """
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ PADDING = -1
 """In the place of a draft: there is none, and none follows."""
 
 
+T = TypeVar("T", int, Tensor)
+
+
 class Method(IntEnum):
     """How drafts are verified: `docs/semantics.md`, section 4."""
 
@@ -27,7 +30,7 @@ class Method(IntEnum):
     SYNTHETIC = 3
 
 
-def refused(token_ids: Tensor | int) -> Tensor | int:
+def refused(token_ids: T) -> T:
     """In the place of a draft: this token was drafted, but a constraint refuses it. Its own inverse."""
     return -2 - token_ids
 
@@ -58,7 +61,7 @@ class Drafts(NamedTuple):
 
     def masked_in(self, edits: Edits, vocab_size: int) -> Edits:
         """The edits with every refused draft masked in the row that judges it: it counts as p = 0."""
-        ids = -2 - self.token_ids
+        ids = refused(self.token_ids)
         columns = torch.arange(ids.shape[1], device=ids.device)
         named = (ids >= 0) & (ids < vocab_size) & (columns < self.num_drafts().unsqueeze(1))
         request, column = named.nonzero(as_tuple=True)

@@ -219,14 +219,17 @@ def num_accepted(judged: Judged, coins: NDArray[np.float64]) -> IntArray:
 def _draw_residuals(judged: Judged, rejected: Residuals, keys: NoiseKeys, tokens: IntArray) -> None:
     """Sets the tokens [R] of requests that reject a draft; one of which nothing is left keeps the row's own draw."""
     for part, weights in judged.p.residuals(rejected, judged.q):
-        own, own_keys = rejected.requests[part], keys.pick(np.arange(part.start, part.stop))
         masses = weights.sum(2)
-        log_masses = np.log(on_host(masses).astype(np.float64))
-        tile = own_keys.race_run(np.zeros(len(own), np.int64), log_masses, RESIDUAL[0])
-        each = torch.arange(len(own), device=weights.device)
+        some = _is_law(masses.sum(1))
+        index = part.start + np.flatnonzero(on_host(some))
+        if not len(index):
+            continue
+        weights, own_keys = weights[some], keys.pick(index)
+        log_masses = np.log(on_host(masses[some]).astype(np.float64))
+        tile = own_keys.race_run(np.zeros(len(index), np.int64), log_masses, RESIDUAL[0])
+        each = torch.arange(len(index), device=weights.device)
         inside = np.log(on_host(weights[each, torch.from_numpy(tile).to(weights.device)]).astype(np.float64))
-        drawn = own_keys.race_run(tile * TILE, inside, RESIDUAL[1])
-        tokens[own] = np.where(on_host(_is_law(masses.sum(1))), drawn, tokens[own])
+        tokens[rejected.requests[index]] = own_keys.race_run(tile * TILE, inside, RESIDUAL[1])
 
 
 def _is_law(mass: Tensor) -> Tensor:

@@ -96,8 +96,10 @@ def _draft_law(drafts: Drafts, r: int, j: int, v: int) -> NDArray[np.float64]:
     else:
         ids = np.arange(v)
         logits = drafts.logits[s, j, :v].double().numpy()
-    with np.errstate(invalid="ignore"):  # a broken line is NaN, and so is all that follows from it
+    with np.errstate(invalid="ignore"):
         lse = log_sum_exp(logits) if drafts.lse is None else float(drafts.lse[s, j])
+        # A broken line is no law: NaN, and no coin is below that.
+        lse = lse if np.isfinite(lse) else np.nan
         of_target = ids < v
         q[ids[of_target]] = np.exp(logits - lse)[of_target]
     return q

@@ -40,7 +40,8 @@ class DraftLaws(NamedTuple):
             dtype = torch.float64 if wide else torch.float32
             parts = [laws._logits(s[i : i + step], j[i : i + step]).to(dtype) for i in range(0, len(s), step)]
             lse = torch.cat([part.logsumexp(1) for part in parts])
-        laws.lse[requests, columns] = on_host(lse)
+        # A broken line is no law: NaN, and no coin is below that.
+        laws.lse[requests, columns] = on_host(torch.where(lse.isfinite(), lse, torch.nan))
         return laws
 
     def at(self, requests: IntArray, columns: IntArray, tokens: IntArray) -> NDArray[np.float64]:
@@ -55,7 +56,7 @@ class DraftLaws(NamedTuple):
             at, listed = self.logits.logits[s, j].masked_fill(~found, -torch.inf).amax(1), on_host(found.any(1))
         else:
             at = self.logits[s, j, d.clamp(min=0)]
-        with np.errstate(invalid="ignore"):  # a broken line is NaN, and so is all that follows from it
+        with np.errstate(invalid="ignore"):
             q: NDArray[np.float64] = np.exp(on_host(at.double()) - self.lse[requests, columns])
         return q if listed is None else np.where(listed, q, 0)
 

@@ -60,6 +60,8 @@ class TargetLaws(NamedTuple):
 
     def weights(self, index: IntArray, factor: NDArray[np.float64]) -> Iterator[tuple[slice, Tensor]]:
         """Few rows at a time of the rows `index` [E]: factor p as float32 or float64 tiles [C, T, 128]."""
+        if not len(index):
+            return
         rows, cut = self.rows, self.drawn.cut.pick(index)
         device, dtype = rows.values.original.device, torch.float64 if rows.wide else torch.float32
 

@@ -11,7 +11,7 @@ from tests.verification.replay import replayed
 from tests.verification.world import BACKENDS, KINDS, TOLERANCE, World, distance, of_one_step, of_two_steps, world
 
 LOSSLESS = ("standard", "block", "coupled")
-FORMS = ("dense", "lse", "sparse", "point")
+FORMS = ("dense", "wider", "lse", "sparse", "point")
 PARAMS = {
     "temperature": {"temperature": 0.6},
     "top_k": {"top_k": 2, "temperature": 1.5},
@@ -75,6 +75,17 @@ def test_ids_on_both_sides_of_tile_borders(backend: str, method: str) -> None:
     for kind, form in (("random", "dense"), ("zeros", "sparse"), ("ties", "point")):
         tiny = world(kind, 5, 2, ids=ids, method=method, form=form)
         assert of_one_step(tiny, backend) <= TOLERANCE[backend], (kind, form)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("method", LOSSLESS)
+@pytest.mark.parametrize("form", ["dense", "sparse", "point"])
+def test_drafts_that_end_early_and_drafts_that_are_refused(backend: str, method: str, form: str) -> None:
+    ends: dict[str, object] = {"stops": lambda drafts: drafts in {(0,), (1, 1)}}
+    none: dict[str, object] = {"stops": lambda _: True}
+    for extra in (ends, none, {"refused": (1,)}, ends | {"refused": (0,)}):
+        tiny = world("random", 3, 3, seed=2, method=method, form=form, **extra)
+        assert of_one_step(tiny, backend, (2,)) <= TOLERANCE[backend], extra
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -17,10 +17,12 @@ from unittest import mock
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from drawlot import LogitsRows, RejectionSampler, Sampler, SamplingParams, SparseDraftLogits, rng
 from drawlot.kernels import reference
 from drawlot.kernels import torch as torch_backend
+from drawlot.kernels.drafts import refused
 
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "torch": torch_backend}
 TOLERANCE = {"reference": 1e-12, "torch": 1e-6}
@@ -41,11 +43,13 @@ class World:
     ids: tuple[int, ...]
     method: str = "standard"
     form: str = "dense"
-    """What is known of q: dense, lse (dense, with its log-sum-exp), sparse, point"""
+    """What is known of q: dense, wider (dense, with more columns), lse (dense, with its log-sum-exp), sparse, point"""
     params: SamplingParams = field(default_factory=SamplingParams)
     prompt: Prefix = ()
-    size: int = 0
-    """Of the vocabulary; 0: just above the largest live id"""
+    refused: Prefix = ()
+    """What a grammar forbids, indices of live ids; drafts of it are refused"""
+    stops: Callable[[Prefix], bool] = field(default=lambda _: False)
+    """After which drafts there is none"""
 
     @property
     def v(self) -> int:
@@ -53,13 +57,13 @@ class World:
 
     @cached_property
     def vocab_size(self) -> int:
-        return self.size or max(self.ids) + 1
+        return max(self.ids) + 1
 
     def p(self, prefix: Prefix) -> Numbers:
         """[v]: the target's processed law, by the formulas alone."""
-        return processed(self._row(self.target(prefix)), self.params, self._tokens(self.prompt), self._tokens(prefix))[
-            list(self.ids)
-        ]
+        row = self._row(self.target(prefix))
+        row[self._tokens(self.refused)] = -np.inf
+        return processed(row, self.params, self._tokens(self.prompt), self._tokens(prefix))[list(self.ids)]
 
     def q(self, prefix: Prefix) -> Numbers:
         """[v]: what the drafter draws from."""
@@ -81,37 +85,72 @@ class World:
     def _tokens(self, prefix: Prefix) -> list[int]:
         return [self.ids[i] for i in prefix]
 
-    def captured(self, backend: str, context: Prefix, drafts: list[Prefix]) -> tuple[object, ...]:
-        """What `verify_rows` is given for one request a tuple of drafts, with the request's index as its seed."""
-        sampler = Sampler(len(drafts), self.vocab_size, backend=backend)
+    def drafted(self, context: Prefix) -> tuple[list[Prefix], Numbers]:
+        """All tuples of drafts, and their probabilities."""
+        leaves, open_ones = [], [((), 1.0)]
+        while open_ones:
+            drafts, share = open_ones.pop()
+            if len(drafts) == self.k or self.stops(drafts):
+                leaves.append((drafts, share))
+            else:
+                q = self.q(context + drafts)
+                open_ones += [((*drafts, i), share * q[i]) for i in range(self.v) if q[i] > 0]
+        return [drafts for drafts, _ in leaves], np.array([share for _, share in leaves])
+
+    def verifier(self, backend: str, drafts: list[Prefix], context: Prefix) -> tuple[RejectionSampler, list[object]]:
+        """A verifier, and what it is given for one request a tuple of drafts, with the request's index as its seed."""
+        sampler = Sampler(len(drafts) + 1, self.vocab_size, backend=backend)
         verifier = RejectionSampler(
             sampler, num_speculative_tokens=self.k, method=self.method, synthetic_rates=[0.5] * self.k
         )
-        rows, lines, inputs = [], [], []
+        # Requests lie in their state rows in reverse order, and row 0 is nobody's.
+        state_rows = torch.arange(len(drafts), 0, -1)
+        lines = np.full((len(drafts) + 1, self.k, self.vocab_size), np.nan, np.float32)
+        rows, inputs = [], []
+        draft_ids = torch.full((len(drafts), self.k), -1)
         for r, tokens in enumerate(drafts):
             own = {name: getattr(self.params, name) for name in self.params.__slots__} | {"seed": r}
-            sampler.add_request(r, SamplingParams(**own), self._tokens(self.prompt), self._tokens(context))
-            prefixes = [context + tokens[:j] for j in range(self.k + 1)]
+            sampler.add_request(
+                int(state_rows[r]), SamplingParams(**own), self._tokens(self.prompt), self._tokens(context)
+            )
+            padded = tokens + (0,) * (self.k - len(tokens))
+            prefixes = [context + padded[:j] for j in range(self.k + 1)]
             rows += [self._row(self.target(prefix)) for prefix in prefixes]
-            lines.append(np.stack([self._draft_row(prefix) for prefix in prefixes[:-1]]))
-            inputs += [0, *self._tokens(tokens)]
-        index, columns = torch.arange(len(drafts)), torch.arange(self.k + 1)
-        anchor = len(self.prompt) + len(context)
+            lines[state_rows[r]] = [self._draft_row(prefix) for prefix in prefixes[:-1]]
+            inputs += [0, *self._tokens(padded)]
+            for j, i in enumerate(tokens):
+                draft_ids[r, j] = refused(self.ids[i]) if i in self.refused else self.ids[i]
+        columns = torch.arange(self.k + 1).repeat(len(drafts))
         logits_rows = LogitsRows(
-            index,
-            index.repeat_interleave(self.k + 1),
-            columns.repeat(len(drafts)),
-            columns.repeat(len(drafts)) + anchor,
+            state_rows,
+            state_rows.repeat_interleave(self.k + 1),
+            columns,
+            columns + len(self.prompt) + len(context),
             torch.tensor(inputs),
             torch.arange(len(drafts) + 1, dtype=torch.int32) * (self.k + 1),
         )
-        draft_ids = torch.tensor([self._tokens(tokens) for tokens in drafts])
-        dense = torch.from_numpy(np.stack(lines))
-        q: object = None if self.form == "point" else dense
+        logits, bitmask = torch.from_numpy(np.stack(rows)), None
+        if self.refused:
+            allowed = np.ones(-(-self.vocab_size // 32) * 32, np.uint8)
+            allowed[self._tokens(self.refused)] = 0
+            words = np.packbits(allowed, bitorder="little").view(np.int32)
+            bitmask = torch.from_numpy(np.tile(words, (len(logits), 1)))
+        q, lse = self._known_of_q(torch.from_numpy(lines))
+        return verifier, [logits, logits_rows, draft_ids, q, lse, bitmask]
+
+    def _known_of_q(self, dense: Tensor) -> tuple[object, Tensor | None]:
+        if self.form == "point":
+            return None, None
         if self.form == "sparse":
             values, ids = dense.topk(min(2, self.v), dim=2)
-            q = SparseDraftLogits(torch.where(values > -torch.inf, ids, -1), values)
-        lse = dense.logsumexp(2) if self.form == "lse" else None
+            return SparseDraftLogits(torch.where(values > -torch.inf, ids, -1), values), None
+        if self.form == "wider":
+            return torch.nn.functional.pad(dense, (0, 3), value=2.0), None
+        return dense, dense.logsumexp(2) if self.form == "lse" else None
+
+    def captured(self, backend: str, context: Prefix, drafts: list[Prefix]) -> tuple[object, ...]:
+        """What `verify_rows` is given."""
+        verifier, args = self.verifier(backend, drafts, context)
         seen: list[tuple[object, ...]] = []
 
         def verify_rows(*args: object, **kwargs: object) -> object:
@@ -119,39 +158,39 @@ class World:
             return BACKENDS[backend].verify_rows(*args, **kwargs)
 
         verifier._verify_rows = verify_rows
-        verifier(torch.from_numpy(np.stack(rows)), logits_rows, draft_ids, q, lse)
+        verifier(*args)
         return seen[0]
 
     def one_step(self, backend: str, context: Prefix) -> list[Numbers]:
         """The probabilities of emitting exactly m tokens: arrays of m axes [v, .., v], for m = 1 .. K + 1."""
-        drafts = list(product(range(self.v), repeat=self.k))
-        drawn = np.array([np.prod([self.q(context + d[:j])[d[j]] for j in range(self.k)]) for d in drafts])
-        drafts = [d for d, share in zip(drafts, drawn) if share > 0]
-        drawn = drawn[drawn > 0]
+        drafts, drawn = self.drafted(context)
         args = self.captured(backend, context, drafts)
         accept, weights = (part.numpy() for part in BACKENDS[backend].law(*args[:4]))
         weights = weights.reshape(len(drafts), self.k + 1, -1)
         dead = np.setdiff1d(np.arange(self.vocab_size), self.ids)
         assert not weights[..., dead].any(), "an id that the target cannot draw"
         weights = weights[..., list(self.ids)]
-        emit = weights / weights.sum(2, keepdims=True)
+        emit = weights / weights.sum(2, keepdims=True).clip(min=_NEXT_TO_NO)
         emitted = [np.zeros((self.v,) * m) for m in range(1, self.k + 2)]
-        if np.isnan(accept).all():
+        tosses = ~np.isnan(accept)
+        for r in np.flatnonzero(~tosses.any(1)):
             # Rows that draw for themselves accept a draft where they draw it.
-            for r, d in enumerate(drafts):
-                reached = drawn[r]
-                for j in range(self.k + 1):
-                    own = emit[r, j].copy()
-                    if j < self.k:
-                        own[d[j]] = 0
-                    emitted[j][d[:j]] += reached * own
-                    reached *= 0 if j == self.k else emit[r, j, d[j]]
-            return emitted
+            d, reached = drafts[r], drawn[r]
+            for j in range(len(d) + 1):
+                own = emit[r, j].copy()
+                if j < len(d):
+                    own[d[j]] = 0
+                emitted[j][d[:j]] += reached * own
+                reached *= emit[r, j, d[j]] if j < len(d) else 0
+        chance = np.minimum(accept, 1)
         for pattern in product((True, False), repeat=self.k):
             below = np.array(pattern)
             # The largest number below a threshold, and the threshold itself, which is not below it.
             coins = np.where(below, np.nextafter(accept, 0), accept).clip(min=_NEXT_TO_NO)
-            share = drawn * np.where(below, np.minimum(accept, 1), 1 - np.minimum(accept, 1)).prod(1)
+            # Where no coin is tossed one pattern of two counts.
+            share = drawn * np.where(tosses, np.where(below, chance, 1 - chance), below).prod(1) * tosses.any(1)
+            if not share.any():
+                continue
             with tossed(coins):
                 verified = BACKENDS[backend].verify_rows(*args)
             for r in np.flatnonzero(share > 0):

@@ -1,0 +1,1 @@
+"""How much drafts save: `drawlot bench spec`."""

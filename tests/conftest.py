@@ -1,5 +1,8 @@
-"""Kernels run in Triton's interpreter, which has to be said before Triton is first imported."""
+"""Without a GPU kernels run in Triton's interpreter, which has to be said before Triton is first imported."""
 
 import os
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -57,9 +57,7 @@ def count_ahead(engine, monkeypatch):
     return launched
 
 
-@pytest.mark.parametrize("sampler_in_graph", [False, True])
-def test_equals_the_flat_path(make_decoding, expected, monkeypatch, sampler_in_graph):
-    monkeypatch.setattr(decode, "SAMPLER_IN_GRAPH", sampler_in_graph)
+def test_equals_the_flat_path(make_decoding, expected, monkeypatch):
     engine = make_decoding()
     launched = count_ahead(engine, monkeypatch)
     outputs = run(engine, MIXED)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 import torch
@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 logger = logging.getLogger("drawlot")
 Output = TypeVar("Output")
+_MOST_GRAPHS = 1024
 
 
 def batch_sizes(largest: int) -> list[int]:
@@ -55,3 +56,46 @@ class CudaGraphs(Generic[Output]):
         graph, output = self._graphs[size]
         graph.replay()
         return output
+
+
+class GraphsByKey(Generic[Output]):
+    """Replays of a function whose kernels depend on more than a size: it is captured when it has run with a key."""
+
+    def __init__(self, function: Callable[[int], Output], key: Callable[[], Hashable], device: torch.device) -> None:
+        """Capture nothing yet.
+
+        Args:
+            function: As for `CudaGraphs`, small: it is captured between two steps.
+            key: A capture is good while this is what it was; None: there is none to make.
+            device: Of all that it touches.
+        """
+        self._function, self._key, self._device = function, key, device
+        self._graphs: dict[tuple[int, Hashable], tuple[torch.cuda.CUDAGraph, Output]] = {}
+
+    def __call__(self, size: int) -> Output:
+        """Run the function, by graph from the second time on; as `CudaGraphs`."""
+        found = self._graphs.get((size, self._key()))
+        if found is not None:
+            found[0].replay()
+            return found[1]
+        output = self._function(size)
+        # The run may have made room, and so another key.
+        key = self._key()
+        if key is not None:
+            if len(self._graphs) >= _MOST_GRAPHS:
+                self._graphs.clear()
+            self._graphs[size, key] = self._capture(size)
+        return output
+
+    def _capture(self, size: int) -> tuple[torch.cuda.CUDAGraph, Output]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            # Not `torch.cuda.graph`, which waits for the device and collects garbage: requests are under way.
+            with torch.cuda.stream(stream):
+                graph.capture_begin(capture_error_mode="thread_local")
+                output = self._function(size)
+                graph.capture_end()
+            torch.cuda.current_stream().wait_stream(stream)
+        return graph, output

@@ -3,6 +3,7 @@
 B: rows of a batch, those of choices and padding up to a size of the ladder.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -16,14 +17,13 @@ from torch import Tensor
 from drawlot.engine import paged_attention
 from drawlot.engine.attention import KVPool
 from drawlot.engine.config import EngineConfig
-from drawlot.engine.cuda_graphs import CudaGraphs, Output, batch_sizes
+from drawlot.engine.cuda_graphs import CudaGraphs, GraphsByKey, batch_sizes
 from drawlot.engine.drawing import DrawnCopy, draw, one_row_each
 from drawlot.engine.request import Choice
 from drawlot.outputs import LogitsRows, SamplerOutput
 from drawlot.sampling import Sampler
 
-# Until the sampler no longer waits for the device, it runs after the graph.
-SAMPLER_IN_GRAPH = False
+logger = logging.getLogger("drawlot")
 # Programs a multiprocessor runs side by side; and how long a part of a context is, at least and at most.
 _PROGRAMS, _SHORTEST_PART, _LONGEST_PART = 4, 64, 2**15
 
@@ -126,9 +126,6 @@ class Decoder:
     def __init__(
         self, model: Any, config: EngineConfig, pools: Sequence[KVPool], sampler: Sampler, *, capture: bool
     ) -> None:
-        def captured(function: Callable[[int], Output]) -> Callable[[int], Output]:
-            return CudaGraphs(function, self._sizes, config.device) if capture else function
-
         self._model = model
         self._config = config
         self._pools = pools
@@ -139,11 +136,18 @@ class Decoder:
         rows = self._inputs.state_rows, self._inputs.lengths, self._inputs.input_ids
         self._rows = {size: one_row_each(*(column[:size] for column in rows)) for size in self._sizes}
         self._places: dict[Choice, int] = {}
-        if SAMPLER_IN_GRAPH:
-            self._step = captured(self.step)
-        else:
-            forward = captured(self.forward)
-            self._step = lambda size: self._draw(*forward(size))
+        forward: Callable[[int], tuple[Tensor, LogitsRows]] = self.forward
+        if capture:
+            forward = CudaGraphs(self.forward, self._sizes, config.device)
+        self._forward = forward
+        # A graph of its own: its kernels depend on what live requests ask for.
+        draw_again: Callable[[int], SamplerOutput] = self._draw_last
+        if capture and sampler.capture_key is not None:
+            logger.info("compiling the sampler's kernels; it takes a minute where it was never done before")
+            sampler.warm_up(forward(1)[0])
+            draw_again = GraphsByKey(self._draw_last, lambda: sampler.capture_key, config.device)
+        self._draw_by_graph = draw_again
+        self._logits: dict[int, tuple[Tensor, LogitsRows]] = {}
 
     def launch(self, choices: Sequence[Choice], tables: NDArray[np.int64]) -> DrawnCopy:
         """Draw the next token of each choice; the last one may still be on its way from the step before."""
@@ -152,11 +156,16 @@ class Decoder:
         self._places = {choice: place for place, choice in enumerate(choices)}
         self._inputs.fill(size, choices, sources, tables)
         self._sampler.apply_staged_writes()
-        return DrawnCopy(choices, self._step(size))
+        # With a graph they lie where they have always been.
+        self._logits[size] = self._forward(size)
+        return DrawnCopy(choices, self._draw_by_graph(size))
 
     def step(self, size: int) -> SamplerOutput:
         """A whole step on what the inputs hold."""
         return self._draw(*self.forward(size))
+
+    def _draw_last(self, size: int) -> SamplerOutput:
+        return self._draw(*self._logits[size])
 
     def forward(self, size: int) -> tuple[Tensor, LogitsRows]:
         """Logits [size, V] and whose they are."""

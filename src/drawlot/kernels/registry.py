@@ -138,7 +138,8 @@ def get_backend(name: str, on: device) -> Backend:
 
 def own_backend(on: device) -> Backend:
     """The best of drawlot's own backends on a device."""
-    return _load("torch")
+    # Triton's interpreter, which a CPU may have, is for checks alone.
+    return _load("triton" if on.type == "cuda" and why_not("triton", on) is None else "torch")
 
 
 @cache

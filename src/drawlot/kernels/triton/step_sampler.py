@@ -84,7 +84,9 @@ class StepSampler:
     @property
     def capture_key(self) -> Hashable:
         """A captured step may be replayed as long as this is what it was at the capture."""
-        return self._plan().serial, self._edits.capture_key
+        # Whole rows put in order take much memory, which every capture would keep.
+        many = max(self._num_top.values(), default=0) > ROOM
+        return None if many else (self._plan().serial, self._edits.capture_key)
 
     def sample(self, logits: Tensor, rows: LogitsRows, bitmask: Tensor | None) -> SampledRows:
         """Draw a token for each row of logits [N, >= V]; the next call overwrites what is returned."""

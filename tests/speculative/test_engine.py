@@ -74,9 +74,9 @@ def test_the_batch_does_not_matter(engine_of, case, args):
     engine = engine_of(config, **args)
     outputs = run(engine, MIXED)
     assert tokens(outputs) == expected
-    assert engine.counters.num_accepted_tokens > 20
+    assert engine.speculative_metrics.num_accepted_draft_tokens > 20
     assert "num_kv_blocks" not in args or engine.stats.preemptions > 0
-    assert sum(drafts_of(output)[1] for output in outputs) == engine.counters.num_accepted_tokens
+    assert sum(drafts_of(output)[1] for output in outputs) == engine.speculative_metrics.num_accepted_draft_tokens
 
 
 def test_preemption_at_any_step(engine_of, case):
@@ -99,7 +99,7 @@ def test_preemption_at_any_step(engine_of, case):
 def test_any_number_of_drafts(engine_of, plain, speculator, count):
     engine = engine_of(config_of(speculator, num_speculative_tokens=count))
     assert tokens(run(engine, MIXED)) == tokens(plain)
-    assert len(engine.counters.drafted) == count
+    assert len(engine.speculative_metrics.drafted) == count
 
 
 @pytest.mark.parametrize("config", [{"draft_sample_method": "greedy"}, {"draft_filters": True}], ids=str)

@@ -84,7 +84,7 @@ def check(got, expected, requests, logits_after):
 def test_greedy_and_coupled(speculator, requests, expected, logits_after):
     llm = LLM(max_num_seqs=48, speculative_config={"method": speculator, "rejection_sample_method": "coupled"})
     check(tokens_of(llm, requests), expected, requests, logits_after)
-    assert llm.engine.counters.num_accepted_tokens > 100
+    assert llm.engine.speculative_metrics.num_accepted_draft_tokens > 100
 
 
 @pytest.mark.parametrize("speculator", SPECULATORS)
@@ -102,7 +102,7 @@ def test_alone(speculator, requests, expected, logits_after):
     """Batches of one: every eighth request."""
     llm = LLM(max_num_seqs=1, speculative_config={"method": speculator, "rejection_sample_method": "coupled"})
     check(tokens_of(llm, requests[::8]), expected[::8], requests[::8], logits_after)
-    assert llm.engine.counters.num_accepted_tokens > 10
+    assert llm.engine.speculative_metrics.num_accepted_draft_tokens > 10
 
 
 def test_near_ties_are_told(requests, expected, logits_after):

@@ -34,9 +34,9 @@ def check(engine, law, num_sequences):
     """What the engine writes follows the law, and drafts were rejected and accepted at every place."""
     fits = fits_of(written(engine, law, num_sequences), law)
     assert all(fit.ok for fit in fits.values()), fits
-    counters = engine.counters
-    assert len(counters.accepted) == NUM_DRAFTS
-    for accepted, reached in zip(counters.accepted, counters.reached):
+    metrics = engine.speculative_metrics
+    assert len(metrics.accepted) == NUM_DRAFTS
+    for accepted, reached in zip(metrics.accepted, metrics.reached):
         assert num_sequences / 500 < accepted < reached
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from drawlot.engine.config import EngineConfig, ModelLimits
 from drawlot.engine.detokenizer import Detokenizer
+from drawlot.engine.metrics import SpeculativeMetrics
+from drawlot.engine.outputs import RequestMetrics
 from drawlot.engine.request import Choice, Request
 from drawlot.engine.tokenizer import TokenDecoder
 from drawlot.errors import ParameterError
@@ -46,6 +48,7 @@ class Admission:
         self._check_blocks(len(token_ids) + max(0, max_tokens - 1))
         eos_token_ids = frozenset() if params.ignore_eos else self.limits.eos_token_ids
         stop_token_ids = eos_token_ids.union(params.stop_token_ids)
+        max_drafts = self._max_drafts(use_speculation)
         request = Request(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
@@ -59,7 +62,8 @@ class Admission:
             stop_token_ids=stop_token_ids,
             eos_token_ids=eos_token_ids,
             bad_words_token_ids=self._bad_words(params.bad_words),
-            max_drafts=self._max_drafts(use_speculation),
+            max_drafts=max_drafts,
+            metrics=RequestMetrics(speculative_decoding=SpeculativeMetrics() if max_drafts else None),
             prompt_logprobs=[] if params.prompt_logprobs is None else [None],
         )
         self._add_choices(request, params.n)

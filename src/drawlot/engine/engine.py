@@ -8,11 +8,11 @@ from drawlot.engine.admission import Admission
 from drawlot.engine.args import EngineArgs
 from drawlot.engine.config import resolve_config
 from drawlot.engine.drafters import build, load_drafter
-from drawlot.engine.drawing import Drawn, DrawnTokens
+from drawlot.engine.drawing import Drawn
 from drawlot.engine.kv_cache import KVCache
 from drawlot.engine.logprobs import TokenText, at_position, at_positions
-from drawlot.engine.metrics import SpeculativeCounters
-from drawlot.engine.outputs import RequestOutput, SpeculativeMetrics
+from drawlot.engine.metrics import SpeculativeMetrics
+from drawlot.engine.outputs import RequestOutput
 from drawlot.engine.paged_model import PagedModel
 from drawlot.engine.request import Choice, Request
 from drawlot.engine.runner import InFlight, Runner
@@ -62,8 +62,8 @@ class Engine:
         )
         target = PagedModel(model, self.limits, config, self._cache)
         drafting = drafter and build(drafter, target, self._cache, sampler)
-        self.counters = SpeculativeCounters()
-        """What became of drafts"""
+        self.speculative_metrics = SpeculativeMetrics()
+        """What became of all drafts; `metrics.counters` makes counters of it"""
         self._runner = Runner(target, config, self._cache, sampler, drafting, self.stats)
         self._requests: dict[str, Request] = {}
         self._ahead: InFlight | None = None
@@ -140,8 +140,7 @@ class Engine:
         rest = time.perf_counter() - begin - draft - verify - sum(others)
         self.stats.bookkeeping_seconds += rest
         if self.config.speculative is not None:
-            for part, seconds in (("draft", draft), ("verify", verify), ("other", rest + sum(others))):
-                self.counters.seconds[part] += seconds
+            self._count_seconds(step, {"draft": draft, "verify": verify, "other": rest + sum(others)})
         return outputs
 
     def _launch(self, schedule: Schedule) -> InFlight:
@@ -199,8 +198,7 @@ class Engine:
             choice, params = each.choice, each.choice.request.params
             if choice.finish_reason is not None:
                 continue
-            if each.num_drafts:
-                self._count_drafts(each)
+            before = choice.num_output
             for row, token_id in enumerate(each.token_ids, each.first_row):
                 if columns and params.num_logprobs is not None:
                     ids, values, ranks = columns
@@ -218,13 +216,16 @@ class Engine:
                 choice.num_computed += each.num_accepted
                 if each.status:
                     choice.finish("error", _reason(each.status))
+            if each.num_drafts:
+                for metrics in (self.speculative_metrics, choice.request.metrics.speculative_decoding):
+                    assert metrics is not None
+                    metrics.add_step(each.num_drafts, each.num_accepted, choice.num_output - before)
 
-    def _count_drafts(self, drawn: DrawnTokens) -> None:
-        self.counters.add_step(drawn.num_drafts, drawn.num_accepted, len(drawn.token_ids))
-        metrics = drawn.choice.request.metrics
-        if metrics.speculative_decoding is None:
-            metrics.speculative_decoding = SpeculativeMetrics()
-        metrics.speculative_decoding.add_step(drawn.num_drafts, drawn.num_accepted)
+    def _count_seconds(self, step: InFlight, seconds: dict[str, float]) -> None:
+        self.speculative_metrics.add_seconds(seconds)
+        for request in {chunk.choice.request for chunk in step.chunks if chunk.num_drafts}:
+            if request.metrics.speculative_decoding is not None:
+                request.metrics.speculative_decoding.add_seconds(seconds)
 
     def _take_token(self, choice: Choice, token_id: int) -> None:
         request = choice.request

@@ -1,7 +1,9 @@
 """What the engine returns for a request; field names as in vLLM."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from drawlot.engine.metrics import SpeculativeMetrics
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -37,37 +39,6 @@ class CompletionOutput:
 
 
 @dataclass(slots=True, kw_only=True)
-class SpeculativeMetrics:
-    """What became of a request's drafts, over all its choices; a step is one choice's."""
-
-    num_spec_steps: int = 0
-    """Steps that had drafts"""
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
-    acceptance_histogram: list[int] = field(default_factory=list)
-    """Entry a: steps that accepted a drafts"""
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens that a step with drafts emits: the drafts accepted and one more; 0 if there was none."""
-        steps = self.num_spec_steps
-        return 1 + self.num_accepted_draft_tokens / steps if steps else 0.0
-
-    @property
-    def draft_acceptance_rate(self) -> float:
-        """Accepted of drafted; 0 if nothing was drafted."""
-        return self.num_accepted_draft_tokens / max(1, self.num_draft_tokens)
-
-    def add_step(self, drafted: int, accepted: int) -> None:
-        """Count one step of one choice."""
-        self.num_spec_steps += 1
-        self.num_draft_tokens += drafted
-        self.num_accepted_draft_tokens += accepted
-        self.acceptance_histogram += [0] * (accepted + 1 - len(self.acceptance_histogram))
-        self.acceptance_histogram[accepted] += 1
-
-
-@dataclass(slots=True, kw_only=True)
 class RequestMetrics:
     """What the engine measured of a request."""
 
@@ -90,4 +61,4 @@ class RequestOutput:
     label_logprobs: list[float] | None = None
     """Of a scoring request: the labels' logprobs over the whole vocabulary right after the prompt, in their order"""
     metrics: RequestMetrics | None = None
-    """What was measured until now"""
+    """What was measured until now; it goes on counting"""

@@ -14,8 +14,8 @@ class DraftSampler:
     """Draws drafts with each request's temperature, and keeps the very log-weights that it drew from.
 
     Attributes:
-        draft_logits: float32 [max_num_reqs, K, vocab_size], written by `draw`; None with greedy drafts, which are point
-            masses.
+        draft_logits: float32 [max_num_reqs, K, vocab_size], written by `draw`, except where it sees greedy requests
+            alone: no verification looks at theirs. None with greedy drafts, which are point masses.
         draft_lse: float32 [max_num_reqs, K], the log of the sum of exp over each line of it.
     """
 
@@ -78,7 +78,7 @@ class DraftSampler:
         self.sampler.apply_staged_writes()
         logits = logits[:, : self.sampler.vocab_size]
         params = self._params(self.sampler.row_params(idx_mapping, anchors), step)
-        if self._greedy:
+        if self._greedy or not bool(params.temperature.any()):
             drawn = self._kernels.sample_rows(logits, params, Edits(), None)
         else:
             weights = self._kernels.log_weights(logits, params)

@@ -1,6 +1,8 @@
 """The stateful verifier of an engine: drafts in, accepted tokens and one token more out."""
 
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,8 +47,17 @@ class RejectionSampler:
             raise ParameterError("num_speculative_tokens", "must be >= 1", num_speculative_tokens)
         self.sampler = sampler
         self.num_speculative_tokens = num_speculative_tokens
-        self._verify_rows = sampler.backend.needed_for_drafts().verify_rows
         self._methods = MethodStates(sampler, method, synthetic_rates, num_speculative_tokens)
+        # Where the sampler's requests lie in a backend's own tables, it verifies by them.
+        self._steps: Any = None
+        if sampler._steps is not None:
+            verification = import_module(f"drawlot.kernels.{sampler.backend.name}.verification")
+            states = self._methods
+            self._steps = verification.StepVerifier(
+                sampler._steps, num_speculative_tokens, states._of_rows, states.rates
+            )
+        else:
+            self._verify_rows = sampler.backend.needed_for_drafts().verify_rows
 
     def set_method(self, req_idx: int, method: str) -> None:
         """Verify a request by a method of its own, until it is removed.
@@ -80,7 +91,8 @@ class RejectionSampler:
             allowed_bitmask: int32 [N, ceil(vocab_size / 32)] of a grammar; None: all ids.
 
         Returns:
-            Tokens, their numbers, logprobs and status, on the device.
+            Tokens, their numbers, logprobs and status, on the device. With the triton backend they lie in memory of the
+            verifier's and the sampler's own, which the next call overwrites: copy what is needed later.
 
         Raises:
             InputError: A shape or dtype does not fit.
@@ -90,6 +102,10 @@ class RejectionSampler:
         self._check(len(target_logits), len(rows.idx_mapping), draft_token_ids, draft_logits, draft_lse)
         if len(target_logits) == len(rows.idx_mapping):
             return self._without_drafts(target_logits, rows, draft_token_ids, allowed_bitmask)
+        if self._steps is not None:
+            done = self._steps.verify(target_logits, rows, draft_token_ids, draft_logits, draft_lse, allowed_bitmask)
+            columns = done.logprobs and LogprobsTensors(*done.logprobs, rows.cu_num_logits)
+            return VerifierOutput(*done[:3], columns, done.status)
         self.sampler.apply_staged_writes()
         params, edits, wanted = self.sampler.inputs_of(rows, allowed_bitmask)
         state_rows = rows.idx_mapping.clamp(min=0)

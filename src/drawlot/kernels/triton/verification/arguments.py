@@ -1,0 +1,138 @@
+"""What the kernels of verification are given. R: requests, K: drafts of a request at most, N: rows, T: tiles."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+
+class SparseLaws(NamedTuple):
+    """Draft logits of few tokens a line; lines as in `StepDrafts.q`."""
+
+    token_ids: Tensor
+    """int64 [lines, M], -1 unused"""
+    logits: Tensor
+    """[lines, M]"""
+    width: int
+    """M"""
+
+
+class StepDrafts(NamedTuple):
+    """The drafts of a step, as the caller gave them."""
+
+    token_ids: Tensor
+    """int64 [R, K], as in `kernels.drafts.Drafts`"""
+    cu_rows: Tensor
+    """int32 [R + 1]"""
+    state_rows: Tensor
+    """int64 [R], -1: the request is skipped"""
+    num_reqs: int
+    num_rows: int
+    q: Any
+    """`Rows`, packed: the dense laws that drafts were drawn from, line [s * lines + j] of state row s and draft j, or
+    without logits"""
+    sparse: SparseLaws | None
+    """Laws of few tokens instead; neither: point masses"""
+    lines: int
+    """Lines a state row"""
+    lse: Tensor | None
+    """float32 [max_num_reqs, K]"""
+
+
+class Step(NamedTuple):
+    """Requests and their drafts."""
+
+    states: Any
+    """`States` of the rows, packed: positions are those of ordinary draws"""
+    drafts: StepDrafts
+
+
+class Methods(NamedTuple):
+    """How requests are verified."""
+
+    of_states: Tensor
+    """int64 [S], a `Method` each"""
+    rates: Tensor | None
+    """float64 [K], of `synthetic`"""
+
+
+class Judged(NamedTuple):
+    """Scratch: what the rows judge and by which law, one entry a row."""
+
+    drafts: Tensor
+    """int32 [N]: the draft; -1 where there is none, or one with p = 0"""
+    refused: Tensor
+    """int32 [N]: a draft that a constraint refuses, masked in the row; else -1"""
+    masks_one: Tensor
+    """int32 [N]: 1 where one is"""
+    touched: Tensor
+    """int32 [N, words]: its bit; all others are 0"""
+    words: int
+    lines: Tensor
+    """int64 [N]: the line of the law that the draft was drawn from; -1: it is a point mass or not looked at"""
+    finished: Tensor
+    """int64 [N]: the state of rows that the finish draws or cuts, -1 for others"""
+    draft_values: Tensor
+    """float32 [N]: the draft's value in the row"""
+    q_at_draft: Tensor
+    """float64 [N]"""
+    q_shifts: Tensor
+    """float32 [N]: q = exp(logit - shift) factor; NaN for a line that is no law"""
+    q_factors: Tensor
+    """float32 [N]"""
+    q_maxima: Tensor
+    """float32 [N, blocks]: of blocks of a line, where its log-sum-exp is not given"""
+    q_sums: Tensor
+    """float32 [N, blocks]: of exp(logit - the block's maximum)"""
+    blocks: int
+    maxima: Tensor
+    """float32 [N]: p = exp((value - maximum) scale) factor of the tokens up to the cut"""
+    masses: Tensor
+    """float64 [N]: 1 / factor"""
+    scales: Tensor
+    """float32 [N]"""
+    cut_values: Tensor
+    """float32 [N]"""
+    cut_ids: Tensor
+    """int32 [N]"""
+    prefixes: Tensor
+    """float64 [N]: P_i of `block`, 1 for other methods"""
+
+
+class Leftovers(NamedTuple):
+    """Scratch: rows that are weighed again, because what is left of them is drawn from."""
+
+    rows: Tensor
+    """int32 [N]: `control[0]` of them, in any order"""
+    control: Tensor
+    """int32 [1]"""
+    kept: Tensor
+    """float32 [N, stride]: sums of p over tiles"""
+    left: Tensor
+    """float32 [N, stride]: sums of max(P p - q, 0) over tiles"""
+    stride: int
+
+
+class Verdicts(NamedTuple):
+    """Scratch: what is known of the requests."""
+
+    num_drafts: Tensor
+    """int32 [R]: before the first padding and, after acceptance, before the first bad row"""
+    outcome: Tensor
+    """int32 [R]: see `acceptance`"""
+    lowest: Tensor
+    """int32 [R]: so many drafts are accepted at least"""
+
+
+class Verified(NamedTuple):
+    """The outputs."""
+
+    token_ids: Tensor
+    """int64 [R, K + 1]"""
+    num_sampled: Tensor
+    """int32 [R]"""
+    num_accepted: Tensor
+    """int32 [R]"""
+    status: Tensor
+    """uint8 [N]"""
+    emitted: Tensor
+    """int64 [N]: the token of each row that emits one, else -1"""

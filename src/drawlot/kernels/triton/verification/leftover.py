@@ -1,0 +1,76 @@
+"""What q leaves of p, max(P p - q, 0), over tiles of rows: read for those rows alone that may draw from it."""
+
+import triton
+import triton.language as tl
+
+from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.scan import LOG2_E
+from drawlot.kernels.triton.values import MINUS_INF, ids_of, load_logits
+from drawlot.kernels.triton.verification.requests import load_allowed
+
+
+@triton.jit
+def weigh_kernel(
+    rows,
+    step,
+    judged,
+    leftovers,
+    num_programs,
+    num_blocks,
+    TILES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """All programs share the rows, TILES tiles at a time; num_blocks: of a row."""
+    follow(OVERLAP)
+    item = tl.program_id(0)
+    num_items = tl.load(leftovers.control) * num_blocks
+    while item < num_items:
+        row = tl.load(leftovers.rows + item // num_blocks).to(tl.int64)
+        tile = (item % num_blocks) * TILES + tl.arange(0, TILES)
+        exists = tile < rows.num_tiles
+        p, left = weights_of(rows, step.drafts, judged, row, ids_of(tile), exists[:, None])
+        at = row * leftovers.stride + tile
+        tl.store(leftovers.kept + at, tl.sum(p, 1), mask=exists)
+        tl.store(leftovers.left + at, tl.sum(left, 1), mask=exists)
+        item += num_programs
+
+
+@triton.jit
+def weights_of(rows, drafts, judged, row, ids, mask):
+    """Float32 p of tokens of a row, and what q leaves of it."""
+    x = load_allowed(rows, judged, row, ids, mask)
+    line = tl.load(judged.lines + row)
+    # Of a row that draws from its own law nobody asks what is left.
+    q = tl.zeros_like(x)
+    if line >= 0:
+        shift, factor = tl.load(judged.q_shifts + row), tl.load(judged.q_factors + row)
+        if drafts.sparse is not None:
+            q = _sparse_law(drafts.sparse, line, ids, shift, factor, q)
+        elif drafts.q.logits is not None:
+            q = tl.exp2((load_logits(drafts.q, line, ids, mask) - shift) * LOG2_E) * factor
+    else:
+        q = tl.where(ids == tl.load(judged.drafts + row), 1.0, q)
+    cut_value, cut_id = tl.load(judged.cut_values + row), tl.load(judged.cut_ids + row)
+    kept = ((x > cut_value) | ((x == cut_value) & (ids <= cut_id))) & (x > MINUS_INF)
+    scale = tl.load(judged.scales + row) * LOG2_E
+    # The difference first: scaled values would tie where logits do not.
+    p = tl.exp2((x - tl.load(judged.maxima + row)) * scale) * (1.0 / tl.load(judged.masses + row)).to(tl.float32)
+    p = tl.where(kept, p, 0.0)
+    left = p * tl.load(judged.prefixes + row).to(tl.float32) - q
+    # NaN stays NaN, and the row is known for one of which no law is left.
+    return p, tl.where(left <= 0, 0.0, left)
+
+
+@triton.jit
+def _sparse_law(sparse, line, ids, shift, factor, q):
+    """A law of few tokens, at ids that lie side by side."""
+    lowest, highest = tl.min(ids), tl.max(ids)
+    slot = 0
+    while slot < sparse.width:
+        at = line * sparse.width + slot
+        token = tl.load(sparse.token_ids + at)
+        if (token >= lowest) & (token <= highest):
+            x = tl.load(sparse.logits + at).to(tl.float32)
+            q = tl.where(ids == token, tl.exp2((x - shift) * LOG2_E) * factor, q)
+        slot += 1
+    return q

@@ -1,0 +1,61 @@
+"""What requests ask for, read by the kernels."""
+
+import triton
+import triton.language as tl
+
+from drawlot.kernels.drafts import Method
+from drawlot.kernels.triton.states import filters_of, temperature_of
+from drawlot.kernels.triton.values import MINUS_INF, load_values
+
+STANDARD, BLOCK = tl.constexpr(int(Method.STANDARD)), tl.constexpr(int(Method.BLOCK))
+COUPLED, SYNTHETIC = tl.constexpr(int(Method.COUPLED)), tl.constexpr(int(Method.SYNTHETIC))
+
+
+@triton.jit
+def rows_of_request(drafts, request):
+    """The first row (int64) of a request and how many it has."""
+    first = tl.load(drafts.cu_rows + request).to(tl.int64)
+    return first, tl.load(drafts.cu_rows + request + 1).to(tl.int64) - first
+
+
+@triton.jit
+def load_drafts(drafts, request, column, num_rows, K: tl.constexpr):
+    """Draft ids int64 [M] of columns [M] as given, padding past the request's rows; how many come before padding."""
+    mask = (column < K) & (column < num_rows - 1)
+    token = tl.load(drafts.token_ids + request * K + column, mask=mask, other=-1)
+    return token, tl.min(tl.where(token == -1, column, K))
+
+
+@triton.jit
+def is_filtered(states, state):
+    """Whether a cut has to be found."""
+    top_k, top_p, min_p = filters_of(states, state)
+    return (temperature_of(states, state) != 0) & ((top_k > 0) | (top_p < 1) | (min_p > 0))
+
+
+@triton.jit
+def method_of(methods, state):
+    """A `Method`."""
+    return tl.load(methods.of_states + state)
+
+
+@triton.jit
+def looks_at_q(states, methods, state):
+    """Whether the laws of the drafts decide, and what they leave is drawn from."""
+    method = method_of(methods, state)
+    return (temperature_of(states, state) != 0) & ((method == STANDARD) | (method == BLOCK))
+
+
+@triton.jit
+def step_key(states, state, first, step_row):
+    """What draws of a verified step are keyed by: seed, anchor (position of row 0), choice, row; see `noise_key`."""
+    seed = tl.load(states.ints + states.num_states + state)
+    choice = tl.load(states.ints + 2 * states.num_states + state)
+    return seed, tl.load(states.positions + first), choice, step_row
+
+
+@triton.jit
+def load_allowed(rows, judged, row, ids, mask):
+    """The values of a row, its draft masked if a constraint refuses it: as under the overlay, in fewer registers."""
+    x = load_values(rows, row, ids, mask)
+    return tl.where(ids == tl.load(judged.refused + row), MINUS_INF, x)

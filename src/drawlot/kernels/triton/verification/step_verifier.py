@@ -1,0 +1,364 @@
+"""Verifies the drafts of requests in the tables of a `StepSampler`: a step allocates nothing and waits for nothing."""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from drawlot.errors import InputError
+from drawlot.kernels.drafts import VerifiedRows
+from drawlot.kernels.inputs import LogprobsWanted
+from drawlot.kernels.triton.all_tokens import put_many_top_tokens
+from drawlot.kernels.triton.arguments import Columns, Drawn, Overlay, Rows, States
+from drawlot.kernels.triton.launch import Launch, pack
+from drawlot.kernels.triton.logprobs import launch_of_columns
+from drawlot.kernels.triton.sample import launches_of_draw
+from drawlot.kernels.triton.step_sampler import StepSampler
+from drawlot.kernels.triton.tensors import one_a_row
+from drawlot.kernels.triton.verification.acceptance import accept_kernel
+from drawlot.kernels.triton.verification.arguments import (
+    Judged,
+    Leftovers,
+    Methods,
+    SparseLaws,
+    Step,
+    StepDrafts,
+    Verdicts,
+    Verified,
+)
+from drawlot.kernels.triton.verification.draw import draw_kernel
+from drawlot.kernels.triton.verification.laws import laws_kernel
+from drawlot.kernels.triton.verification.leftover import weigh_kernel
+from drawlot.kernels.triton.verification.scan import scan_step_kernel
+from drawlot.kernels.triton.workspace import ROOM, SCAN_TILES, SCAN_WARPS, Workspace, overlaps, programs_together
+from drawlot.outputs import LogitsRows, SparseDraftLogits
+
+WEIGH_TILES, WEIGH_WARPS, WEIGH_GRIDS = 16, 4, 4
+"""Tiles that a program weighs at a time, its warps, and how many times `programs_together` there are"""
+LAW_WARPS, ACCEPT_WARPS, DRAW_WARPS = 4, 1, 8
+
+
+class _Memory(NamedTuple):
+    """Scratch and outputs for so many requests and rows."""
+
+    judged: Judged
+    leftovers: Leftovers
+    verdicts: Verdicts
+    verified: Verified
+    overlay: Overlay
+    """Lays -inf over refused drafts"""
+
+    @classmethod
+    def of(cls, num_reqs: int, num_rows: int, num_drafts: int, num_tiles: int, device: torch.device) -> "_Memory":
+        blocks, stride = triton.cdiv(num_tiles, SCAN_TILES), max(triton.next_power_of_2(num_tiles), 16)
+        num_words = num_tiles * 4
+
+        def empty(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        single, double, integer, long = torch.float32, torch.float64, torch.int32, torch.int64
+        touched = torch.zeros((num_rows, num_words), dtype=integer, device=device)
+        masks_one = empty(integer, num_rows)
+        never = torch.full((num_tiles * 128,), -torch.inf, device=device)
+        return cls(
+            Judged(
+                empty(integer, num_rows),
+                torch.full((num_rows,), -1, dtype=integer, device=device),
+                masks_one,
+                touched,
+                num_words,
+                empty(long, num_rows),
+                empty(long, num_rows),
+                empty(single, num_rows),
+                empty(double, num_rows),
+                empty(single, num_rows),
+                empty(single, num_rows),
+                empty(single, num_rows, blocks),
+                empty(single, num_rows, blocks),
+                blocks,
+                empty(single, num_rows),
+                empty(double, num_rows),
+                empty(single, num_rows),
+                empty(single, num_rows),
+                empty(integer, num_rows),
+                empty(double, num_rows),
+            ),
+            Leftovers(
+                empty(integer, num_rows),
+                empty(integer, 1),
+                empty(single, num_rows, stride),
+                empty(single, num_rows, stride),
+                stride,
+            ),
+            Verdicts(empty(integer, num_reqs), empty(integer, num_reqs), empty(integer, num_reqs)),
+            Verified(
+                empty(long, num_reqs, num_drafts + 1),
+                empty(integer, num_reqs),
+                empty(integer, num_reqs),
+                empty(torch.uint8, num_rows),
+                empty(long, num_rows),
+            ),
+            # One line of new values does for all rows.
+            Overlay(masks_one, touched, never, num_words, 0),
+        )
+
+
+class _Plan(NamedTuple):
+    """The launches of a step, in three parts by what they are given, and where logprobs are written."""
+
+    scan: Launch
+    laws: Launch
+    finish: list[Launch]
+    accept: Launch
+    weigh: Launch
+    draw: Launch
+    columns: Launch | None
+
+
+class StepVerifier:
+    """Verification for the requests that a `StepSampler` knows."""
+
+    def __init__(self, steps: StepSampler, num_drafts: int, methods: Tensor, rates: Tensor | None) -> None:
+        """Make room for steps of all requests.
+
+        Args:
+            steps: Knows the requests.
+            num_drafts: K, of a request at most.
+            methods: int64 [max_num_reqs], a `Method` each, written by the caller.
+            rates: float64 [K], of `synthetic`.
+        """
+        self._steps = steps
+        self._num_drafts = num_drafts
+        self._columns = triton.next_power_of_2(num_drafts + 1)
+        self._methods = Methods(methods, rates)
+        self._plans: dict[tuple[int, int], _Plan] = {}
+        self._max_reqs = 0
+        self._reserve(steps._floats.shape[1])
+
+    def verify(
+        self,
+        logits: Tensor,
+        rows: LogitsRows,
+        draft_token_ids: Tensor,
+        draft_logits: Tensor | SparseDraftLogits | None,
+        draft_lse: Tensor | None,
+        bitmask: Tensor | None,
+    ) -> VerifiedRows:
+        """Shapes as in `RejectionSampler`; the next call overwrites what is returned."""
+        steps = self._steps
+        steps.apply_staged_writes()
+        n, num_reqs = len(logits), len(rows.idx_mapping)
+        if num_reqs > self._max_reqs:
+            self._reserve(triton.next_power_of_2(num_reqs))
+        with torch.cuda.device_of(logits):
+            return self._verify(n, num_reqs, logits, rows, draft_token_ids, draft_logits, draft_lse, bitmask)
+
+    def _verify(
+        self,
+        n: int,
+        num_reqs: int,
+        logits: Tensor,
+        rows: LogitsRows,
+        draft_token_ids: Tensor,
+        draft_logits: Tensor | SparseDraftLogits | None,
+        draft_lse: Tensor | None,
+        bitmask: Tensor | None,
+    ) -> VerifiedRows:
+        steps, columns = self._steps, self._steps._plan().columns
+        memory = self._memory
+        target, states = steps._rows(logits, rows, bitmask), steps._states(rows, n)
+        plain, packed_states = pack(target), pack(states)
+        masked = pack(target._replace(overlay=memory.overlay))
+        drafts = self._drafts(n, num_reqs, rows, draft_token_ids, draft_logits, draft_lse)
+        step = pack(Step(packed_states, drafts))
+        width = 1 if drafts.sparse is None else drafts.sparse.width
+        plan = self._plan(width)
+        steps._edits.find_bad_words(n, plain, packed_states)
+        blocks = memory.judged.blocks
+        sums = draft_lse is None and isinstance(draft_logits, Tensor)
+        lines = num_reqs * self._num_drafts if sums else 0
+        plan.scan((n + lines) * blocks + num_reqs, plain, step)
+        plan.laws(n, plain, step)
+        finished = pack(states._replace(index=memory.judged.finished))
+        for launch in plan.finish:
+            launch(n, masked, finished)
+        plan.accept(num_reqs, step, self._packed_methods)
+        plan.weigh(0, plain, step)
+        plan.draw(num_reqs, plain, step)
+        logprobs = None
+        if plan.columns is not None and columns is not None:
+            plan.columns(n, masked, packed_states)
+            cells, count = n * columns.count, columns.count
+            ids, values = columns.ids[:cells].view(n, count), columns.logprobs[:cells].view(n, count)
+            logprobs = ids, values, columns.ranks[:n]
+            self._put_many(target._replace(overlay=memory.overlay), states, Columns(*logprobs, count))
+        verified = memory.verified
+        return VerifiedRows(
+            verified.token_ids[:num_reqs],
+            verified.num_sampled[:num_reqs],
+            verified.num_accepted[:num_reqs],
+            verified.status[:n],
+            logprobs,
+        )
+
+    def _put_many(self, rows: Rows, states: States, columns: Columns) -> None:
+        """The top tokens of requests that want more than a list holds."""
+        steps, verified, n = self._steps, self._memory.verified, len(columns.ids)
+        max_top = max(steps._num_top.values(), default=0)
+        if max_top > ROOM:
+            index = states.index.clamp(min=0)
+            wanted, num_top = steps._wanted.wanted[index] != 0, steps._wanted.num_top[index]
+            asked = LogprobsWanted(steps._mode, wanted, num_top, steps._wanted.token_ids[index], max_top)
+            drawn = Drawn(verified.emitted[:n], verified.status[:n])
+            put_many_top_tokens(rows, states, asked, drawn, steps._work.summary, columns)
+
+    def _drafts(
+        self,
+        n: int,
+        num_reqs: int,
+        rows: LogitsRows,
+        token_ids: Tensor,
+        draft_logits: Tensor | SparseDraftLogits | None,
+        lse: Tensor | None,
+    ) -> StepDrafts:
+        given = draft_logits if isinstance(draft_logits, SparseDraftLogits) else (draft_logits,)
+        for tensor in (token_ids, lse, *given):
+            if tensor is not None and tensor.device != self._methods.of_states.device:
+                raise InputError(f"drafts: must lie on {self._methods.of_states.device}; got {tensor.device}")
+        x: Any = None
+        sparse, stride, lines = None, 0, self._num_drafts
+        if isinstance(draft_logits, SparseDraftLogits):
+            ids, values = (part.contiguous().flatten(0, 1) for part in draft_logits)
+            sparse = SparseLaws(ids, values, ids.shape[1])
+        elif draft_logits is not None:
+            per_state, per_draft, adjacent = draft_logits.stride()
+            if adjacent != 1 or per_draft == 0 or per_state % per_draft:
+                draft_logits = draft_logits.contiguous()
+                per_state, per_draft, _ = draft_logits.stride()
+            x, stride, lines = draft_logits[0], per_draft, per_state // per_draft
+        return StepDrafts(
+            token_ids.contiguous(),
+            one_a_row(rows.cu_num_logits, num_reqs + 1),
+            one_a_row(rows.idx_mapping, num_reqs),
+            num_reqs,
+            n,
+            pack(Rows(x, stride, self._steps._vocab_size, self._steps._num_tiles, None, 0, None, None)),
+            sparse,
+            lines,
+            None if lse is None else lse.contiguous(),
+        )
+
+    def _reserve(self, max_reqs: int) -> None:
+        """Make room for so many requests."""
+        steps, max_rows = self._steps, max_reqs * (self._num_drafts + 1)
+        if steps._max_rows < max_rows:
+            steps._reserve_rows(max_rows)
+        self._max_reqs = max_reqs
+        self._memory = _Memory.of(max_reqs, max_rows, self._num_drafts, steps._num_tiles, steps._floats.device)
+        self._packed_methods = pack(self._methods)
+        self._plans.clear()
+
+    def _plan(self, width: int) -> _Plan:
+        """What a step does for the requests alive; width: of sparse laws."""
+        sampler_plan = self._steps._plan()
+        key = sampler_plan.serial, triton.next_power_of_2(width)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._new_plan(sampler_plan.columns, key[1])
+        return plan
+
+    def _new_plan(self, columns: Columns | None, sparse: int) -> _Plan:
+        steps, (judged, leftovers, verdicts, verified, _) = self._steps, self._memory
+        work: Workspace = steps._work
+        if columns is None:
+            work = work._replace(tiles=work.tiles._replace(raw_maxima=None, raw_sums=None))
+        wanted = None if columns is None else steps._wanted
+        n, device, wide = steps._max_rows, steps._floats.device, steps._wide
+        drawn = Drawn(
+            torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.uint8, device=device)
+        )
+        blocks, overlap = judged.blocks, overlaps(device)
+        together = programs_together(device) * WEIGH_GRIDS
+        # Noise has the bits of `rng` only without fused multiply-add.
+        how = {"OVERLAP": overlap, "enable_fp_fusion": False}
+        follow = {**how, "launch_pdl": overlap}
+        shape = {"K": self._num_drafts, "COLUMNS": self._columns}
+        tiles, methods = work.tiles, self._methods
+        launch_of_logprobs = None
+        if columns is not None:
+            emitted = Drawn(verified.emitted, verified.status)
+            launch_of_logprobs = launch_of_columns(work, steps._wanted, emitted, columns, steps._mode)
+        return _Plan(
+            Launch(
+                scan_step_kernel,
+                lambda programs: programs,
+                tiles,
+                wanted,
+                methods,
+                judged,
+                leftovers,
+                verdicts,
+                blocks,
+                EVERY_ROW=columns is not None,
+                **shape,
+                TILES=SCAN_TILES,
+                num_warps=SCAN_WARPS,
+                **how,
+            ),
+            Launch(
+                laws_kernel,
+                lambda n: n,
+                tiles,
+                judged,
+                verified,
+                K=self._num_drafts,
+                T=work.tile_block,
+                BLOCKS=triton.next_power_of_2(blocks),
+                SPARSE=sparse,
+                num_warps=LAW_WARPS,
+                **follow,
+            ),
+            launches_of_draw(work, steps._num_tiles, None, drawn, wide=wide)[1:],
+            Launch(
+                accept_kernel,
+                lambda num_reqs: num_reqs,
+                judged,
+                leftovers,
+                verdicts,
+                drawn,
+                work.summary,
+                verified,
+                WIDE=wide,
+                **shape,
+                num_warps=ACCEPT_WARPS,
+                **follow,
+            ),
+            Launch(
+                weigh_kernel,
+                lambda _: together,
+                judged,
+                leftovers,
+                together,
+                blocks,
+                TILES=WEIGH_TILES,
+                num_warps=WEIGH_WARPS,
+                **follow,
+            ),
+            Launch(
+                draw_kernel,
+                lambda num_reqs: num_reqs,
+                tiles,
+                judged,
+                leftovers,
+                verdicts,
+                methods,
+                verified,
+                WIDE=wide,
+                T=work.tile_block,
+                **shape,
+                num_warps=DRAW_WARPS,
+                **follow,
+            ),
+            launch_of_logprobs,
+        )

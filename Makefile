@@ -27,7 +27,7 @@ unit: .venv/installed
 	$(BIN)/pytest -q
 
 sequences: .venv/installed  ## 2^17 sequences with every speculator and method, 2^13 of the embedded model; 20 minutes
-	$(BIN)/pytest -q -m minutes tests/speculative
+	$(BIN)/pytest -q -m minutes tests/speculative tests/verification
 
 bench: .venv/installed  ## CPU speed against transformers; run it alone on the machine
 	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.cpu_sampler

@@ -64,8 +64,7 @@ def test_every_parameter(backend: str, name: str) -> None:
     params = SamplingParams(**PARAMS[name])  # type: ignore[arg-type]
     for method, form in product(LOSSLESS, ("dense", "point")):
         tiny = world("random", 4, 2, seed=1, method=method, form=form, params=params, prompt=(1,))
-        for context in ((), (3, 0)):
-            assert of_one_step(tiny, backend, context) <= TOLERANCE[backend], (method, form, context)
+        assert of_one_step(tiny, backend, (3, 0)) <= TOLERANCE[backend], (method, form)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -20,7 +20,7 @@ from drawlot.kernels.triton.verification.requests import (
 )
 
 DONE, DRAW, WEIGH = (tl.constexpr(i) for i in range(3))
-"""What remains of a request: nothing; the draw after the accepted drafts; of `block`, to compare what is left of rows"""
+"""What remains of a request: nothing; the draw after the accepted drafts; of `block`, to compare what is left"""
 
 _ACCEPT = tl.constexpr(int(rng.Stream.ACCEPT))
 _WIDE = tl.constexpr(rng._WIDE)

@@ -1,6 +1,7 @@
 """Drafts of a step: what a speculator proposes, and what a verifier makes of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,9 +9,19 @@ from torch import Tensor
 from drawlot.engine.drawing import Drawn, verified
 from drawlot.engine.scheduler import Chunk
 from drawlot.engine.wanted_rows import DraftedChunk, WantedRows
-from drawlot.outputs import LogitsRows
+from drawlot.outputs import LogitsRows, VerifierOutput
 from drawlot.speculators.interface import Drafts, Speculator, StepRequest
 from drawlot.verification import RejectionSampler
+
+
+class Verification(NamedTuple):
+    """What a verifier was given and made of it, for whoever measures; shapes as in `RejectionSampler`."""
+
+    logits: Tensor
+    rows: LogitsRows
+    draft_token_ids: Tensor
+    drafts: Drafts
+    output: VerifierOutput
 
 
 class Drafting:
@@ -19,6 +30,8 @@ class Drafting:
     def __init__(self, speculator: Speculator, verifier: RejectionSampler) -> None:
         self.speculator = speculator
         self.verifier = verifier
+        self.on_verified: Callable[[Verification], None] | None = None
+        """Is shown every verification"""
         self._drafts: Drafts | None = None
 
     def propose(self, chunks: Sequence[Chunk]) -> list[DraftedChunk]:
@@ -46,13 +59,10 @@ class Drafting:
             input_ids=staged[wanted.input_ids],
             cu_num_logits=staged[wanted.first_rows].to(torch.int32),
         )
-        out = self.verifier(
-            logits,
-            rows,
-            torch.tensor(padded, device=logits.device),
-            self._drafts.logits,
-            self._drafts.lse,
-        )
+        draft_token_ids = torch.tensor(padded, device=logits.device)
+        out = self.verifier(logits, rows, draft_token_ids, self._drafts.logits, self._drafts.lse)
+        if self.on_verified is not None:
+            self.on_verified(Verification(logits, rows, draft_token_ids, self._drafts, out))
         self.verifier.sampler.commit(rows.idx_mapping, out.sampled_token_ids, out.num_sampled)
         choices = [each.chunk.choice for each in wanted.drawing]
         return verified(choices, [len(ids) for ids in drafts], out)

@@ -61,10 +61,11 @@ class Engine:
             backend=args.sampler_backend,
         )
         target = PagedModel(model, self.limits, config, self._cache)
-        drafting = drafter and build(drafter, target, self._cache, sampler)
+        self.drafting = drafter and build(drafter, target, self._cache, sampler)
+        """None without a `speculative_config`"""
         self.speculative_metrics = SpeculativeMetrics()
         """What became of all drafts; `metrics.counters` makes counters of it"""
-        self._runner = Runner(target, config, self._cache, sampler, drafting, self.stats)
+        self._runner = Runner(target, config, self._cache, sampler, self.drafting, self.stats)
         self._requests: dict[str, Request] = {}
         self._ahead: InFlight | None = None
 

@@ -108,8 +108,7 @@ def sampler(
     """
     if logits is not None and any(given is not None for given in (vocab, dtype, distribution)):
         raise UsageError("--logits brings its own --vocab, --dtype and --distribution")
-    if output is not None and output.suffix != ".json":
-        raise UsageError(f"--output must end in .json; got {output}")
+    _check_output(output)
     with loading():
         from drawlot.entrypoints.sampler_benchmark import benchmark, grid, read_logits, recorded_grid, svg
         from drawlot.entrypoints.sampler_benchmark.report import show
@@ -139,6 +138,95 @@ def sampler(
     failed = sorted({name for result in record["results"] for name in result["failed"]})
     if failed:
         raise BackendError(f"failed, and not timed: {', '.join(failed)}")
+
+
+@bench_app.command()
+@with_options()
+def spec(
+    *,
+    speculators: Annotated[
+        str, typer.Option("--speculators", metavar="NAME,...", help="ngram, draft_model, eagle.")
+    ] = "ngram,draft_model,eagle",
+    verifications: Annotated[
+        str,
+        typer.Option(
+            "--verifications",
+            metavar="NAME,...",
+            help="standard, block, coupled; at temperature 0, where they do the same, the first alone.",
+        ),
+    ] = "standard,block,coupled",
+    temperatures: Annotated[
+        str, typer.Option("--temperatures", metavar="X,X,...", help="Of the target and of drafts.")
+    ] = "0,1",
+    drafts: Annotated[str, typer.Option("--drafts", metavar="N,N,...", help="Drafts of a step, at most.")] = "2,4,6",
+    files: Annotated[
+        str | None,
+        typer.Option(
+            "--files",
+            metavar="NAME,...",
+            help="Modules of the standard library, such as functools.py, that the models were not trained on; eight "
+            "of them if not set.",
+        ),
+    ] = None,
+    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts, from the files in turn.")] = 16,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Tokens of each prompt.")] = 64,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", min=2, help="Tokens drawn for each prompt.")] = 96,
+    together: Annotated[int, typer.Option("--together", min=1, help="Requests that run together.")] = 1,
+    device: Annotated[str, typer.Option("--device", help="Where to run: auto, cpu, cuda or cuda:N.")] = "auto",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each case; medians are shown.")] = 3,
+    baseline: Annotated[
+        bool | None,
+        typer.Option(
+            "--baseline/--no-baseline",
+            help="Also run transformers' generate, alone, with prompt lookup and with a draft model; if not set, "
+            "where requests run one by one.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE.json", help="Also write the JSON there, and a plot to FILE.svg."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decode with drafts and without, and see what they save.
+
+    The embedded models in float32, on files that they were not trained on. Every combination of speculator,
+    verification, temperature and drafts is a case; each timed run follows one without drafts.
+    """
+    _check_output(output)
+    with loading():
+        from drawlot.entrypoints.spec_benchmark import Work, benchmark, grid, svg
+        from drawlot.entrypoints.spec_benchmark.held_out import FILES
+        from drawlot.entrypoints.spec_benchmark.report import show
+
+    cases = grid(
+        speculators.split(","),
+        verifications.split(","),
+        _floats("--temperatures", temperatures),
+        _numbers("--drafts", drafts),
+    )
+    work = Work(FILES if files is None else files.split(","), prompts, prompt_tokens, new_tokens, together)
+    record = benchmark(cases, work, device=device, repeats=repeats, baseline=baseline, progress=_progress)
+    if output is not None:
+        with opened(output) as file:
+            write_json(record, file)
+        output.with_suffix(".svg").write_text(svg(record), encoding="utf-8")
+    if as_json:
+        write_json(record, sys.stdout)
+    else:
+        show(record, sys.stdout)
+
+
+def _check_output(output: Path | None) -> None:
+    if output is not None and output.suffix != ".json":
+        raise UsageError(f"--output must end in .json; got {output}")
+
+
+def _floats(option: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{option} must be numbers separated by commas; got {text!r}") from None
 
 
 def _numbers(option: str, text: str) -> list[int]:

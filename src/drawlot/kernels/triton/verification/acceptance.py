@@ -68,7 +68,7 @@ def accept_kernel(
     ordinary = greedy | (method == COUPLED) | (given == 0)
     own_tokens = tl.load(drawn.token_ids + at, mask=column <= n, other=-1).to(tl.int32)
 
-    p = _laws_at_drafts(states, judged, summary, state, at, column <= n, draft)
+    p = _laws_at_drafts(states, judged, summary, state, at, column <= n, draft, ordinary)
     q = tl.load(judged.q_at_draft + at, mask=is_draft, other=1.0)
     ratio = tl.where(p == 0, 0.0, p / q)
     # NaN stays NaN, and no coin is below it.
@@ -139,7 +139,7 @@ def coins(key, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _laws_at_drafts(states, judged, summary, state, at, is_row, draft):
+def _laws_at_drafts(states, judged, summary, state, at, is_row, draft, ordinary):
     """Float64 p of each row's draft, 0 without one; stores by which numbers p comes of the rows' values."""
     temperature = temperature_of(states, state)
     temperature = tl.where(temperature == 0, 1.0, temperature)
@@ -150,6 +150,12 @@ def _laws_at_drafts(states, judged, summary, state, at, is_row, draft):
         mass = tl.exp(tl.load(summary.floats + summary.num_rows + at, mask=is_row, other=0.0))
         cut_value = tl.load(summary.cut_value + at, mask=is_row, other=0.0)
         cut_id = tl.load(summary.cut_id + at, mask=is_row, other=-1)
+    elif ordinary == 0:
+        # The finish skipped these rows: logprobs read what it would have left behind.
+        tl.store(summary.floats + at, maximum.to(tl.float64), mask=is_row)
+        tl.store(summary.floats + summary.num_rows + at, tl.log(mass), mask=is_row)
+        tl.store(summary.cut_value + at, cut_value, mask=is_row)
+        tl.store(summary.cut_id + at, cut_id, mask=is_row)
     tl.store(judged.masses + at, mass, mask=is_row)
     tl.store(judged.scales + at, scale_of(temperature) + tl.zeros_like(maximum), mask=is_row)
     tl.store(judged.cut_values + at, cut_value, mask=is_row)

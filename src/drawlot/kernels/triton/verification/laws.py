@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from drawlot.kernels.triton.finish import _put_raw_mass
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.scan import LOG2_E, raw_apart, tile_sums
 from drawlot.kernels.triton.states import scale_of, scan_scale, temperature_of
@@ -21,6 +22,7 @@ def laws_kernel(
     tiles,
     judged,
     verified,
+    summary,
     K: tl.constexpr,
     T: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -41,6 +43,10 @@ def laws_kernel(
         tl.store(verified.status + row, _SKIPPED)
         tl.store(judged.draft_values + row, MINUS_INF)
         return
+    if tiles.raw_sums is not None:
+        _put_raw_mass(
+            rows, step.states, tiles, summary, state, row, at, tile < rows.num_tiles, maxima, sums, tl.max(maxima)
+        )
     if refused >= 0:
         maxima, sums = _without_refused(rows, step.states, tiles, judged, state, row, refused, at, tile, maxima, sums)
 

@@ -28,7 +28,6 @@ def scan_step_kernel(
     leftovers,
     verdicts,
     num_blocks,
-    EVERY_ROW: tl.constexpr,
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
@@ -36,7 +35,7 @@ def scan_step_kernel(
 ):
     """Programs: num_blocks a row, one a request, and num_blocks a line of q where log-sum-exps are not given.
 
-    EVERY_ROW: the finish sees all rows; COLUMNS: power of two > K.
+    COLUMNS: power of two > K.
     """
     program = tl.program_id(0)
     first_request = step.drafts.num_rows * num_blocks
@@ -46,7 +45,7 @@ def scan_step_kernel(
     elif program < first_line:
         let_next_start(OVERLAP)
         request = (program - first_request).to(tl.int64)
-        _put_request(rows, step, methods, judged, leftovers, verdicts, request, EVERY_ROW, K, COLUMNS)
+        _put_request(rows, step, methods, judged, leftovers, verdicts, request, K, COLUMNS)
     else:
         let_next_start(OVERLAP)
         if step.drafts.q.logits is not None:
@@ -64,7 +63,6 @@ def _put_request(
     leftovers,
     verdicts,
     request,
-    EVERY_ROW: tl.constexpr,
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -105,7 +103,7 @@ def _put_request(
         ordinary = (method_of(methods, state) == COUPLED) | (num_drafts == 0)
         needed = ordinary | (temperature_of(step.states, state) == 0) | is_filtered(step.states, state)
         row_states = tl.load(step.states.index + at, mask=exists, other=-1)
-        finished = tl.where(EVERY_ROW | (needed & (column <= num_drafts)), row_states, -1)
+        finished = tl.where(column <= tl.where(needed, num_drafts, -1), row_states, -1)
     tl.store(judged.lines + at, line, mask=exists)
     tl.store(judged.finished + at, finished, mask=exists)
 

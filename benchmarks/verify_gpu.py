@@ -144,9 +144,9 @@ def verify_batch(batch: Batch, device: torch.device, backend: str) -> VerifierOu
         backend=backend,
     )
     verifier = RejectionSampler(sampler, num_speculative_tokens=len(RATES), synthetic_rates=RATES)
-    for r, params in enumerate(batch.params):
-        sampler.add_request(r, params, batch.prompts[r], batch.outputs[r], r % 128, batch.bad_words[r])
-        verifier.set_method(r, batch.methods[r])
+    for r, (s, params) in enumerate(zip(batch.state_rows, batch.params)):
+        sampler.add_request(s, params, batch.prompts[r], batch.outputs[r], r % 128, batch.bad_words[r])
+        verifier.set_method(s, batch.methods[r])
     given = batch.logits, batch.rows, batch.drafts, batch.draft_logits, batch.draft_lse, batch.bitmask
     done: VerifierOutput = verifier(*(_moved(part, device) for part in given))
     return VerifierOutput(*(None if part is None else part.cpu() for part in done[:3]), None, done.status.cpu())

@@ -1,12 +1,19 @@
 """What cannot work fails at start, with one line."""
 
 import json
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import transformers
 
 from drawlot.engine.args import EngineArgs
-from drawlot.engine.speculative_config import SpeculativeConfig
+from drawlot.engine.speculative_config import (
+    DRAFT_SAMPLE_METHODS,
+    METHODS,
+    REJECTION_SAMPLE_METHODS,
+    SpeculativeConfig,
+)
 from drawlot.entrypoints.llm import LLM
 from drawlot.errors import ModelError, ParameterError
 
@@ -66,6 +73,14 @@ def test_defaults_and_text():
     ngram = SpeculativeConfig.of({"method": "ngram"})
     assert (ngram.model, ngram.prompt_lookup_min, ngram.prompt_lookup_max) == (None, 2, 4)
     assert SpeculativeConfig.of(ngram) is ngram
+
+
+def test_the_page_names_every_key_and_choice():
+    page = Path(__file__).parents[2].joinpath("docs", "speculative_decoding.md").read_text()
+    for name in [each.name for each in fields(SpeculativeConfig)]:
+        assert f"`{name}`" in page
+    for name in (*METHODS, *REJECTION_SAMPLE_METHODS, *DRAFT_SAMPLE_METHODS):
+        assert f"`{name}`" in page
 
 
 @pytest.mark.parametrize(

@@ -136,3 +136,19 @@ def test_the_sum_sees_a_wrong_law() -> None:
     other = world("random", 3, 2, seed=1)
     emitted = [((), part) for part in tiny.one_step("reference", ())]
     assert distance(other.completed(emitted, (), 3), other.joint((), 3)) > 0.1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_as_many_drafts_are_accepted_as_can_be(backend: str) -> None:
+    def mean_accepted(emitted: list[np.ndarray]) -> float:
+        return float(sum(m * part.sum() for m, part in enumerate(emitted)))
+
+    for kind in ("random", "ties", "opposite"):
+        alone = world(kind, 4, 1)
+        rate = np.minimum(alone.p(()), alone.q(())).sum()
+        assert abs(mean_accepted(alone.one_step(backend, ())) - rate) <= TOLERANCE[backend]
+        # A block accepts no fewer than token by token (Sun et al. 2024, theorem 2), here more.
+        of_block, of_tokens = (
+            mean_accepted(world(kind, 3, 3, method=method).one_step(backend, ())) for method in ("block", "standard")
+        )
+        assert of_block > of_tokens + 1e-3, kind

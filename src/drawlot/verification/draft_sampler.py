@@ -77,28 +77,29 @@ class DraftSampler:
             raise InputError(f"step: must be in [0, {self.num_speculative_tokens}); got {step}")
         self.sampler.apply_staged_writes()
         logits = logits[:, : self.sampler.vocab_size]
-        params = self._params(self.sampler.row_params(idx_mapping, anchors), step)
+        params = self.sampler.row_params(idx_mapping, anchors)
         if self._greedy or not bool(params.temperature.any()):
-            drawn = self._kernels.sample_rows(logits, params, Edits(), None)
+            # The first of equals. A row without a finite maximum is bad.
+            largest, token_ids = logits.max(1)
+            token_ids = torch.where(largest.isfinite(), token_ids, -1)
         else:
+            params = self._params(params, step)
             weights = self._kernels.log_weights(logits, params)
             lines = torch.where(idx_mapping < 0, self.sampler.max_num_reqs, idx_mapping)
             self._logits[lines, step] = weights
             self._lse[lines, step] = weights.logsumexp(1)
-            drawn = self._kernels.sample_rows(
+            token_ids = self._kernels.sample_rows(
                 weights,
                 _as_they_are(params),
                 Edits(),
                 None,
                 wide=self.sampler.use_fp64_gumbel,
                 streams=TARGET if self._coupled else DRAFT,
-            )
-        return torch.where(idx_mapping < 0, -1, drawn.token_ids)
+            ).token_ids
+        return torch.where(idx_mapping < 0, -1, token_ids)
 
     def _params(self, params: RowParams, step: int) -> RowParams:
         """The request's own, less what drafts are not drawn with."""
-        if self._greedy:
-            params = params._replace(temperature=torch.zeros_like(params.temperature))
         if not self._filters:
             params = _without_filters(params)
         if self._coupled:

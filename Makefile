@@ -26,7 +26,7 @@ types: .venv/installed
 unit: .venv/installed
 	$(BIN)/pytest -q
 
-sequences: .venv/installed  ## 2^17 sequences with every speculator and method, 2^13 of the embedded model; 20 minutes
+sequences: .venv/installed  ## 2^17 sequences with every speculator and method, 2^13 of the embedded model; half an hour
 	$(BIN)/pytest -q -m minutes tests/speculative tests/verification
 
 bench: .venv/installed  ## CPU speed against transformers; run it alone on the machine

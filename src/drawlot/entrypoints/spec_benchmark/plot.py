@@ -86,6 +86,7 @@ def _panel(at: Panel, title: str, key: str, results: Iterable[Record]) -> list[s
     for tick in range(int(at.highest / step) + 1):
         parts.append(_text(at.left - 8, at.y(tick * step) + 4, f"{tick * step:g}", "small", "end"))
     parts += [_text(at.x(count), bottom + 18, f"{count}", "small", "middle") for count in at.counts]
+    parts.append(_text(at.left + WIDTH / 2, bottom + 34, "drafts of a step", "small", "middle"))
     lines: dict[str, list[Record]] = {}
     for each in results:
         lines.setdefault(each["name"], []).append(each)

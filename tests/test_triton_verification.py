@@ -1,0 +1,154 @@
+"""The Triton backend, in Triton's interpreter, verifies as the reference does. On a GPU: `benchmarks.verify_gpu`."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from drawlot import InputError, LogitsRows, RejectionSampler, Sampler, SamplingParams, VerifierOutput
+from drawlot.kernels import reference, registry
+from drawlot.kernels.drafts import VerifiedRows
+from tests.test_backends import same_logprobs
+from tests.verification.cases import random_batch
+
+triton = pytest.importorskip("triton")
+interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter")
+pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+NEAR_TIE = 2.0**-18
+K = 4
+# Batches of six requests: each costs the interpreter some seconds. 4,500 ids are three blocks of the scan.
+BATCHES = {1: 1, 3: 2, 129: 2, 300: 1, 4500: 1}
+
+
+@pytest.fixture
+def margins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+    """The margins of every call of the reference."""
+    seen: list[Tensor] = []
+    verify_rows = reference.verify_rows
+
+    def spy(*args: object, **kwargs: object) -> VerifiedRows:
+        verified = verify_rows(*args, **kwargs)  # type: ignore[arg-type]
+        assert verified.margin is not None
+        seen.append(verified.margin)
+        return verified
+
+    monkeypatch.setattr(reference, "verify_rows", spy)
+    registry._load.cache_clear()
+    yield seen
+    registry._load.cache_clear()
+
+
+@pytest.mark.parametrize("vocab_size", BATCHES)
+def test_random_batches(vocab_size: int, margins: list[Tensor]) -> None:
+    rng = np.random.default_rng([50, vocab_size])
+    done = 0
+    while done < BATCHES[vocab_size]:
+        batch = random_batch(rng, vocab_size, 6)
+        # The interpreter's bfloat16 loses subnormal numbers.
+        if batch.logits.dtype == torch.bfloat16 and bool((batch.logits.float().abs() < 1e-37).any()):
+            continue
+        done += 1
+        margins.clear()
+        exact, fast = batch.verify("reference"), batch.verify("triton")
+        margin = margins[0] if margins else torch.full((6,), torch.inf)
+        differs = different(fast, exact)
+        for r in differs.nonzero().flatten().tolist():
+            case = f"V={vocab_size} {batch.note} margin={margin[r]:.3g} {batch.methods[r]} {batch.params[r]}"
+            assert margin[r] < NEAR_TIE, (case, fast.sampled_token_ids[r], exact.sampled_token_ids[r])
+        assert torch.equal(fast.status, exact.status)
+        if exact.logprobs is None:
+            assert fast.logprobs is None
+            continue
+        counts = batch.rows.cu_num_logits.diff()
+        rows = (~differs & (margin >= NEAR_TIE)).repeat_interleave(counts)
+        # Synthetic acceptance emits tokens that no sampler draws; the rank of what is masked is not counted.
+        emits = batch.rows.local_positions < exact.num_sampled.repeat_interleave(counts)
+        never_drawn = exact.logprobs.logprobs[:, 0] == -torch.inf
+        synthetic = torch.tensor([method == "synthetic" for method in batch.methods]).repeat_interleave(counts)
+        same_logprobs(fast.logprobs, exact.logprobs, rows & ~(emits & never_drawn & synthetic))
+        assert (fast.logprobs.logprob_token_ids[~emits & rows] == -1).all()
+
+
+def different(fast: VerifierOutput, exact: VerifierOutput) -> Tensor:
+    """bool [R]"""
+    tokens = (fast.sampled_token_ids != exact.sampled_token_ids).any(1)
+    return tokens | (fast.num_sampled != exact.num_sampled) | (fast.num_accepted != exact.num_accepted)
+
+
+def verifiers(v: int, params: list[SamplingParams], methods: list[str]) -> list[RejectionSampler]:
+    """The backend's and the reference's, with the same requests."""
+    made = []
+    for backend in ("triton", "reference"):
+        sampler = Sampler(len(params), v, backend=backend)
+        verifier = RejectionSampler(sampler, num_speculative_tokens=K)
+        for r, (each, method) in enumerate(zip(params, methods)):
+            sampler.add_request(r, each, [1])
+            verifier.set_method(r, method)
+        made.append(verifier)
+    return made
+
+
+def rows_of(drafts: Tensor, counts: list[int], anchor: int = 0) -> LogitsRows:
+    """counts: drafts that have a row."""
+    n = torch.tensor(counts) + 1
+    index = torch.arange(len(counts))
+    local = torch.cat([torch.arange(count) for count in n])
+    inputs = torch.cat([torch.cat((torch.zeros(1, dtype=torch.int64), ids[:c])) for ids, c in zip(drafts, counts)])
+    cu_rows = torch.cat((torch.zeros(1), n.cumsum(0))).to(torch.int32)
+    return LogitsRows(
+        index, index.repeat_interleave(n), local, anchor + local, torch.where(inputs < -1, -2 - inputs, inputs), cu_rows
+    )
+
+
+def test_a_step_leaves_nothing_behind_for_the_next() -> None:
+    # Every output poisoned; drafts refused in one step are none in the next, and the other way round.
+    torch.manual_seed(0)
+    v, methods = 300, ["standard", "block", "standard", "coupled", "block"]
+    params = [SamplingParams(seed=r, **extra) for r, extra in enumerate(({}, {}, {"top_k": 9}, {"top_p": 0.9}, {}))]
+    fast, exact = verifiers(v, params, methods)
+    counts = [4, 3, 2, 4, 0]
+    refuse = torch.tensor([[0, 1, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 1], [0] * 4]) == 1
+    for step in range(3):
+        logits = torch.randn(sum(counts) + 5, v)
+        drafts = torch.randint(0, v, (5, K))
+        q = torch.randn(5, K, v)
+        first = rows_of(drafts, counts).cu_num_logits[:-1].tolist()
+        for r, n in enumerate(counts):
+            # Likely drafts, drawn from much the same laws.
+            logits[torch.arange(first[r], first[r] + n), drafts[r, :n]] += 6
+            q[r, torch.arange(K), drafts[r]] += 5
+        drafts = torch.where(torch.arange(K) < torch.tensor(counts).unsqueeze(1), drafts, -1)
+        drafts = torch.where(refuse ^ (step == 1) & (drafts >= 0), -2 - drafts, drafts)
+        given = logits, rows_of(drafts, counts, 10 * step), drafts, None if step == 2 else q
+        expected, got = exact(*given), fast(*given)
+        assert not different(got, expected).any(), step
+        assert torch.equal(got.status, expected.status)
+        # The next step's outputs lie in the same memory.
+        for part in (*got[:3], got.status):
+            part.fill_(-7 if part.dtype != torch.uint8 else 77)
+
+
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_laws_of_drafts_in_a_wider_buffer(method: str) -> None:
+    torch.manual_seed(1)
+    v, counts = 200, [4, 4, 1]
+    params = [SamplingParams(seed=r) for r in range(3)]
+    fast, exact = verifiers(v, params, [method] * 3)
+    buffer = torch.randn(3, K + 2, v + 8)
+    lse = buffer[:, :K, :v].logsumexp(2)
+    logits = torch.randn(12, v + 3)
+    drafts = buffer[:, :K, :v].argmax(2)
+    for q in (buffer[:, :K], buffer.transpose(0, 1).contiguous().transpose(0, 1)[:, :K]):
+        for known in (None, lse):
+            given = logits, rows_of(drafts, counts), drafts, q, known
+            assert not different(fast(*given), exact(*given)).any()
+
+
+def test_drafts_on_another_device_are_named() -> None:
+    fast, _ = verifiers(8, [SamplingParams()], ["standard"])
+    drafts = torch.zeros((1, K), dtype=torch.int64)
+    with pytest.raises(InputError, match="drafts: must lie on cpu; got meta"):
+        fast(torch.zeros(5, 8), rows_of(drafts, [4]), drafts, torch.zeros((1, K, 8), device="meta"))

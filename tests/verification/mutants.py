@@ -120,8 +120,13 @@ OF_REFERENCE = [
         "block: P above one", block.prefix_masses, "min_one(masses[-1] * ratio(step, j))", "masses[-1] * ratio(step, j)"
     ),
     Mutant("block: P forgets", block.prefix_masses, "masses[-1] * ratio", "ratio"),
-    Mutant("block: coins of single drafts", block.thresholds, "left / rest if", "min_one(ratio(step, i - 1)) if"),
-    Mutant("block: rest without P", block.thresholds, "left + 1 - masses[i]", "left + 1"),
+    Mutant(
+        "block: coins of single drafts",
+        block.thresholds,
+        "residual(step, i).sum() / rest if",
+        "min_one(ratio(step, i - 1)) if",
+    ),
+    Mutant("block: rest without P", block.rests, " + 1 - masses[i]", " + 1"),
     Mutant("block: last coin of the draft before", block.thresholds, "masses[n]]", "masses[n - 1]]"),
     Mutant("block: weight of the row before", block.thresholds, "residual(step, i)", "residual(step, i - 1)"),
     Mutant(

@@ -96,6 +96,9 @@ def _verify(step: Step, wide: bool) -> tuple[int, int, float]:
     decide = block.num_accepted if step.method == Method.BLOCK else standard.num_accepted
     count = decide(below, tossed)
     gaps = np.abs(tossed - below) / np.maximum(tossed, below)
+    if step.method == Method.BLOCK:
+        # Near 0 / 0 a threshold is what rounding makes it.
+        gaps *= np.minimum(1, block.rests(step))
     margin = min(margin, np.where(np.isnan(below), np.inf, gaps).min(initial=np.inf))
     left = residual(step, count)
     if left is None:

@@ -18,14 +18,16 @@ def prefix_masses(step: Step) -> list[float]:
     return masses
 
 
+def rests(step: Step) -> NDArray[np.float64]:
+    """[n]: what h_1 .. h_n are shares of: S_i + 1 - P_i, and 1."""
+    n, masses = len(step.drafts), prefix_masses(step)
+    return np.array([residual(step, i).sum() + 1 - masses[i] for i in range(1, n)] + [1.0] * min(1, n))
+
+
 def thresholds(step: Step) -> NDArray[np.float64]:
     """h_1 .. h_n: what the coin of the first i drafts, the coin of row i - 1, has to stay below."""
     n, masses = len(step.drafts), prefix_masses(step)
-    h = []
-    for i in range(1, n):
-        left = residual(step, i).sum()
-        rest = left + 1 - masses[i]
-        h.append(left / rest if rest != 0 else 1.0)
+    h = [residual(step, i).sum() / rest if rest != 0 else 1.0 for i, rest in enumerate(rests(step)[:-1], 1)]
     return np.array([*h, masses[n]] if n else [])
 
 

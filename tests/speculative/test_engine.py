@@ -101,6 +101,22 @@ def test_any_number_of_drafts(engine_of, plain, speculator, count):
     assert len(engine.speculative_metrics.drafted) == count
 
 
+@pytest.mark.parametrize("speculator", SPECULATORS)
+def test_requests_with_different_numbers_of_drafts_share_a_batch(engine_of, speculator):
+    asked = [(text, sampled(i, max_tokens=4 + i)) for i, text in enumerate(prompts(*[6] * 8))]
+    engine = engine_of(config_of(speculator))
+    batches = []
+    engine.drafting.on_verified = lambda seen: batches.append(set((seen.rows.cu_num_logits.diff() - 1).tolist()))
+    finished = {}
+    for i, request in enumerate(asked):
+        engine.add_request(str(i), *request, use_speculation=i != 7)
+    while engine.has_unfinished_requests():
+        finished |= {output.request_id: output for output in engine.step() if output.finished}
+    assert set().union(*batches) == {0, 1, 2, 3, 4}
+    assert max(map(len, batches)) >= 4
+    assert tokens(finished[str(i)] for i in range(8)) == tokens(run(engine_of(), asked))
+
+
 @pytest.mark.parametrize("config", [{"draft_sample_method": "greedy"}, {"draft_filters": True}], ids=str)
 @pytest.mark.parametrize("speculator", ["draft_model", "eagle"])
 def test_any_drafts(engine_of, plain, speculator, config):

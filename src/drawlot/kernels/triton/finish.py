@@ -7,7 +7,7 @@ from drawlot.kernels.triton.bracket import put_first_bracket
 from drawlot.kernels.triton.from_list import draw_from_list
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.race import race_in_tile, race_of_tiles
-from drawlot.kernels.triton.reduce import span
+from drawlot.kernels.triton.reduce import span, sum_of_masses
 from drawlot.kernels.triton.scan import raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, temperature_of
 from drawlot.kernels.triton.summary import COUNT, COUNT_OF_RANKS, GREEDY, NO_TOKEN, TILES, WHOLE, put, put_cut
@@ -115,7 +115,7 @@ def finish_kernel(
         log_mass = 0.0
         if top_k <= 0:
             shift = tl.where(sums > 0, maxima - row_max, 0.0)
-            log_mass = tl.log(tl.sum(sums * tl.exp(shift * scale_of(temperature))))
+            log_mass = tl.log(sum_of_masses(sums * tl.exp(shift * scale_of(temperature))))
         put_first_bracket(rows, states, whole, state, row, lowest, highest, num_tiles, log_mass)
         tl.store(summary.floats + row, row_max)
         tl.store(summary.path + row, WHOLE)
@@ -143,7 +143,7 @@ def _ask_for_rank(rows, tiles, whole, wanted, summary, state, row, unknown, RAW:
 @triton.jit
 def log_row_mass(maxima, sums, row_max):
     """float32: log of a row's mass at T = 1, relative to row_max."""
-    return tl.log(tl.sum(sums * tl.exp(maxima - row_max)))
+    return tl.log(sum_of_masses(tl.where(sums > 0, sums * tl.exp(maxima - row_max), 0.0)))
 
 
 @triton.jit

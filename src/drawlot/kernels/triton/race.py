@@ -5,7 +5,7 @@ import triton.language as tl
 
 from drawlot import rng
 from drawlot.kernels.triton.noise import gumbel
-from drawlot.kernels.triton.reduce import first_largest
+from drawlot.kernels.triton.reduce import first_largest, sum_of_masses
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.values import TILE, load_values, order_of
 
@@ -44,7 +44,7 @@ def race_of_tiles(maxima, sums, row_max, temperature, tile, key, WIDE: tl.conste
     shift = z_of(tl.where(has_mass, maxima, row_max), row_max, temperature, WIDE)
     log_mass = tl.where(has_mass, tl.log(tl.where(has_mass, sums, 1.0)) + shift, float("-inf"))
     best, _ = race(tile, log_mass, tile, key, TARGET_TILE, WIDE)
-    return best, tl.sum(sums * tl.exp(shift.to(tl.float32)))
+    return best, sum_of_masses(sums * tl.exp(shift.to(tl.float32)))
 
 
 @triton.jit

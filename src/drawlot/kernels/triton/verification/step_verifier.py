@@ -34,7 +34,7 @@ from drawlot.kernels.triton.verification.scan import scan_step_kernel
 from drawlot.kernels.triton.workspace import ROOM, SCAN_TILES, SCAN_WARPS, Workspace, overlaps, programs_together
 from drawlot.outputs import LogitsRows, SparseDraftLogits
 
-WEIGH_TILES, WEIGH_WARPS, WEIGH_GRIDS = 16, 4, 4
+WEIGH_TILES, WEIGH_WARPS, WEIGH_GRIDS = 8, 4, 4
 """Tiles that a program weighs at a time, its warps, and how many times `programs_together` there are"""
 LAW_WARPS, ACCEPT_WARPS, DRAW_WARPS = 4, 1, 8
 
@@ -340,7 +340,7 @@ class StepVerifier:
                 judged,
                 leftovers,
                 together,
-                blocks,
+                triton.cdiv(steps._num_tiles, WEIGH_TILES),
                 TILES=WEIGH_TILES,
                 num_warps=WEIGH_WARPS,
                 **follow,

@@ -252,7 +252,8 @@ OF_TORCH = [
     Mutant("q by place in the batch", DraftLaws._lines, "self.state_rows[requests]", "1 + requests"),
     Mutant("q of the first draft", DraftLaws.at, "self.logits[s, j, d", "self.logits[s, 0 * j, d"),
     Mutant("log-sum-exp of the first draft", DraftLaws.of, "drafts.lse[s, j]", "drafts.lse[s, 0 * j]"),
-    Mutant("log-sum-exp is the maximum", DraftLaws.of, "part.logsumexp(1)", "part.amax(1)"),
+    Mutant("log-sum-exp of float32", DraftLaws.of, "_log_sum_exp(part)", "part.logsumexp(1)"),
+    Mutant("log-sum-exp is the maximum", DraftLaws.of, "_log_sum_exp(part)", "part.amax(1)"),
     Mutant("unused cells of sparse q", DraftLaws._logits, "== PADDING, -torch.inf", "< -1, -torch.inf"),
 ]
 

@@ -41,6 +41,7 @@ def small_worlds() -> list[World]:
         world("random", 3, 3, stops=ends, seed=2, method="block"),
         world("random", 3, 2, refused=(1,), seed=2),
         world("random", 3, 2, method="coupled"),
+        world("far", 3, 2),
     ]
 
 

@@ -313,6 +313,8 @@ def tables(kind: str, v: int, seed: int) -> tuple[Callable[[Prefix], Numbers], C
             p, q = random.integers(0, 2, (2, v)).astype(np.float64)
         elif kind == "opposite":
             q = -p
+        elif kind == "far":
+            p, q = p + 1000, q - 1000
         elif kind != "random":
             raise ValueError(kind)
         return p, q

@@ -39,7 +39,7 @@ class DraftLaws(NamedTuple):
             step = max(1, _CHUNK // vocab_size)
             dtype = torch.float64 if wide else torch.float32
             parts = [laws._logits(s[i : i + step], j[i : i + step]).to(dtype) for i in range(0, len(s), step)]
-            lse = torch.cat([part.logsumexp(1) for part in parts])
+            lse = torch.cat([_log_sum_exp(part) for part in parts])
         # A broken line is no law: NaN, and no coin is below that.
         laws.lse[requests, columns] = on_host(torch.where(lse.isfinite(), lse, torch.nan))
         return laws
@@ -69,8 +69,12 @@ class DraftLaws(NamedTuple):
             weights[each[named], torch.from_numpy(tokens).to(weights.device)[named]] = 0
             return
         s, j = self._lines(requests, columns)
-        lse = torch.from_numpy(self.lse[requests, columns]).to(weights.device, weights.dtype).unsqueeze(1)
-        q = (self._logits(s, j).to(weights.dtype) - lse).exp_()
+        # Far from 0 the log-sum-exp's float32 is off by more than q's own rounding: a factor makes it good.
+        lse = self.lse[requests, columns]
+        near = lse.astype(np.float32)
+        parts = (torch.from_numpy(x).to(weights.device, weights.dtype) for x in (near, np.exp(near - lse)))
+        near_lse, factor = (part.unsqueeze(1) for part in parts)
+        q = (self._logits(s, j).to(weights.dtype) - near_lse).exp_().mul_(factor)
         if isinstance(self.logits, SparseDraftLogits):
             ids = self.logits.token_ids[s, j]
             # Other cells subtract nothing, from token 0.
@@ -92,3 +96,9 @@ class DraftLaws(NamedTuple):
             return self.logits.logits[s, j].masked_fill(self.logits.token_ids[s, j] == PADDING, -torch.inf)
         assert self.logits is not None, "point masses have no logits"
         return self.logits[s, j, : self.vocab_size]
+
+
+def _log_sum_exp(logits: Tensor) -> Tensor:
+    """float64 [E], with the relative precision of the sum however far from 0 the logits [E, V] are."""
+    best = logits.amax(1)
+    return (logits - best.unsqueeze(1)).exp_().sum(1).double().log_() + best

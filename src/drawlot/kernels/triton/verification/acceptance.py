@@ -51,10 +51,11 @@ def accept_kernel(
     first, num_rows = rows_of_request(step.drafts, request)
     state = tl.load(step.drafts.state_rows + request)
     at, exists = first + column, column < num_rows
-    tl.store(verified.emitted + at, -1, mask=exists)
+    # The finish knows ranks of what it drew; the columns count those of what is emitted.
     tl.store(summary.rank + at, 0, mask=exists)
     token = tl.full([], -1, tl.int32)
     if state < 0:
+        tl.store(verified.emitted + at, -1, mask=exists)
         put_verdict(verified, verdicts, request, column, DONE, column, token + 1, token, K)
         return
     given = tl.load(verdicts.num_drafts + request)
@@ -82,7 +83,7 @@ def accept_kernel(
     accepted = tl.min(tl.where(is_draft & hit, n, column))
 
     outcome = tl.full([], DRAW, tl.int32)
-    tl.store(judged.prefixes + at, 1.0, mask=exists)
+    prefix = tl.zeros_like(ratio) + 1
     tl.store(verdicts.num_drafts + request, n)
     looks = looks_at_q(states, methods, state)
     dense = tl.max(tl.where(is_draft, tl.load(judged.lines + at, mask=is_draft, other=-1), -1)) >= 0
@@ -91,7 +92,6 @@ def accept_kernel(
     weighed = column == tl.where(filtered | (looks & dense & (accepted < n)), accepted, -1)
     if looks & (method == BLOCK) & (n > 0):
         accepted, lowest, weighed, prefix = _block(judged, at, column, n, ratio, p, dense, coin, K)
-        tl.store(judged.prefixes + at, prefix, mask=column <= n)
         tl.store(verdicts.lowest + request, lowest)
         if accepted < 0:
             outcome = tl.full([], WEIGH, tl.int32)
@@ -104,9 +104,10 @@ def accept_kernel(
         elif ordinary:
             outcome = tl.full([], DONE, tl.int32)
             token = tl.max(tl.where(column == accepted, own_tokens, -1))
+    tl.store(judged.prefixes + at, prefix, mask=exists)
     put_verdict(verified, verdicts, request, column, outcome, draft, accepted, token, K)
-    if outcome != WEIGH:
-        tl.store(verified.emitted + at, tl.where(column < accepted, draft, token), mask=column <= accepted)
+    emitted = tl.where(column < accepted, draft, tl.where(column == accepted, token, -1))
+    tl.store(verified.emitted + at, emitted, mask=exists)
     if outcome != DONE:
         count = tl.sum(weighed.to(tl.int32))
         if count > 0:

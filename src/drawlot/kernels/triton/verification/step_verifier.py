@@ -15,7 +15,7 @@ from drawlot.kernels.triton.launch import Launch, pack
 from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.sample import launches_of_draw
 from drawlot.kernels.triton.step_sampler import StepSampler
-from drawlot.kernels.triton.tensors import one_a_row
+from drawlot.kernels.triton.tensors import one_a_row, refuse_capture
 from drawlot.kernels.triton.verification.acceptance import accept_kernel
 from drawlot.kernels.triton.verification.arguments import (
     Judged,
@@ -31,7 +31,7 @@ from drawlot.kernels.triton.verification.draw import draw_kernel
 from drawlot.kernels.triton.verification.laws import laws_kernel
 from drawlot.kernels.triton.verification.leftover import weigh_kernel
 from drawlot.kernels.triton.verification.scan import scan_step_kernel
-from drawlot.kernels.triton.workspace import ROOM, SCAN_TILES, SCAN_WARPS, Workspace, overlaps, programs_together
+from drawlot.kernels.triton.workspace import ROOM, SCAN_TILES, SCAN_WARPS, overlaps, programs_together
 from drawlot.outputs import LogitsRows, SparseDraftLogits
 
 WEIGH_TILES, WEIGH_WARPS, WEIGH_GRIDS = 8, 4, 4
@@ -251,26 +251,33 @@ class StepVerifier:
 
     def _reserve(self, max_reqs: int) -> None:
         """Make room for so many requests."""
+        refuse_capture(self._methods.of_states, "it has more requests than any before")
         steps, max_rows = self._steps, max_reqs * (self._num_drafts + 1)
         if steps._max_rows < max_rows:
             steps._reserve_rows(max_rows)
         self._max_reqs = max_reqs
         self._memory = _Memory.of(max_reqs, max_rows, self._num_drafts, steps._num_tiles, steps._floats.device)
         self._packed_methods = pack(self._methods)
+        self._work = steps._work
         self._plans.clear()
 
     def _plan(self, width: int) -> _Plan:
         """What a step does for the requests alive; width: of sparse laws."""
         sampler_plan = self._steps._plan()
         key = sampler_plan.serial, triton.next_power_of_2(width)
+        if self._work is not self._steps._work:
+            # The sampler's memory has grown.
+            self._work = self._steps._work
+            self._plans.clear()
         plan = self._plans.get(key)
         if plan is None:
+            refuse_capture(self._methods.of_states, "it has not run before with what its requests ask for")
             plan = self._plans[key] = self._new_plan(sampler_plan.columns, key[1])
         return plan
 
     def _new_plan(self, columns: Columns | None, sparse: int) -> _Plan:
         steps, (judged, leftovers, verdicts, verified, _) = self._steps, self._memory
-        work: Workspace = steps._work
+        work = self._work
         if columns is None:
             work = work._replace(tiles=work.tiles._replace(raw_maxima=None, raw_sums=None))
         wanted = None if columns is None else steps._wanted

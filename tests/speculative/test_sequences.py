@@ -37,7 +37,7 @@ def check(engine, law, num_sequences):
     metrics = engine.speculative_metrics
     assert len(metrics.accepted) == NUM_DRAFTS
     for accepted, reached in zip(metrics.accepted, metrics.reached):
-        assert num_sequences / 500 < accepted < reached
+        assert 10 < accepted < reached
 
 
 def config_of(method, verification, **config):

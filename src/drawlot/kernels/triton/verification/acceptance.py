@@ -87,16 +87,15 @@ def accept_kernel(
     tl.store(verdicts.num_drafts + request, n)
     looks = looks_at_q(states, methods, state)
     dense = tl.max(tl.where(is_draft, tl.load(judged.lines + at, mask=is_draft, other=-1), -1)) >= 0
-    filtered = is_filtered(states, state)
-    # The interpreter has no `&` of a block and a number.
-    weighed = column == tl.where(filtered | (looks & dense & (accepted < n)), accepted, -1)
+    # Without filters the scan's tiles serve: the interpreter has no `&` of a block and a number.
+    weighed = column == tl.where(is_filtered(states, state), accepted, -1)
     if looks & (method == BLOCK) & (n > 0):
         accepted, lowest, weighed, prefix = _block(judged, at, column, n, ratio, p, dense, coin, K)
         tl.store(verdicts.lowest + request, lowest)
         if accepted < 0:
             outcome = tl.full([], WEIGH, tl.int32)
         else:
-            weighed = column == tl.where(filtered | (dense & (accepted < n)), accepted, -1)
+            weighed = column == tl.where(is_filtered(states, state), accepted, -1)
     if outcome == DRAW:
         is_bad = tl.max(tl.where((column == accepted) & (status != 0), 1, 0)) != 0
         if is_bad:

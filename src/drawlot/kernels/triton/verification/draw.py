@@ -9,7 +9,8 @@ from drawlot.kernels.triton.race import race, z_of
 from drawlot.kernels.triton.scan import tile_sums
 from drawlot.kernels.triton.states import scale_of, temperature_of
 from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of
-from drawlot.kernels.triton.verification.acceptance import DONE, WEIGH, coins, put_verdict
+from drawlot.kernels.triton.verification.acceptance import DONE, DRAW, WEIGH, coins, put_verdict
+from drawlot.kernels.triton.verification.lazy_race import race_of_leftovers
 from drawlot.kernels.triton.verification.leftover import weights_of
 from drawlot.kernels.triton.verification.requests import (
     is_filtered,
@@ -31,6 +32,7 @@ def draw_kernel(
     rows,
     step,
     tiles,
+    lists,
     judged,
     leftovers,
     verdicts,
@@ -38,11 +40,12 @@ def draw_kernel(
     verified,
     WIDE: tl.constexpr,
     T: tl.constexpr,
+    TILES: tl.constexpr,
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: one request. T: power of two >= number of tiles; COLUMNS: power of two > K."""
+    """Program: one request. T: power of two >= number of tiles; TILES: read at a time; COLUMNS: power of two > K."""
     request = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     tile = tl.arange(0, T)
@@ -70,7 +73,14 @@ def draw_kernel(
     masses, shift = tl.zeros([T], tl.float32), tl.zeros([T], tl.float32)
     if WIDE:
         shift = tl.zeros([T], tl.float64)
-    if from_left:
+    best = tl.full([], -1, tl.int32)
+    if from_left & (filtered == 0) & (outcome == DRAW):
+        masses, shift = _tiles_of(rows, tiles, judged, row, tile, row_max, temperature, -1, WIDE)
+        bounds = _log_masses(masses, shift) - tl.log(tl.load(judged.masses + row)).to(shift.dtype)
+        best = race_of_leftovers(rows, step.drafts, judged, lists, row, tile, bounds, key, TILES, WIDE)
+        residual = best >= 0
+        from_left = residual
+    elif from_left:
         masses = tl.load(leftovers.left + at, mask=tile < rows.num_tiles, other=0.0)
         total = tl.sum(masses)
         # Of an empty or broken law is drawn what the row draws for itself.
@@ -86,8 +96,9 @@ def draw_kernel(
                 residual = residual & False
                 without = without * 0 - 1
                 masses, shift = _tiles_of(rows, tiles, judged, row, tile, row_max, temperature, without, WIDE)
-    log_masses = tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + shift, MINUS_INF)
-    best, _payload = race(tile, log_masses, tile, key, tl.where(residual, _RESIDUAL_TILE, _BONUS_TILE), WIDE)
+    if best < 0:
+        stream = tl.where(residual, _RESIDUAL_TILE, _BONUS_TILE)
+        best, _payload = race(tile, _log_masses(masses, shift), tile, key, stream, WIDE)
     ids = best * TILE + tl.arange(0, TILE)
     z = _own_z(rows, judged, row, ids, row_max, temperature, without, WIDE)
     if from_left:
@@ -118,6 +129,12 @@ def _longest(rows, states, judged, leftovers, verdicts, state, request, first, n
         # Rows whose coin is not below P_i, of which h_i is a part, have not been weighed.
         below = (accepted == lowest) | ((coin < prefix) & (coin < h))
     return accepted
+
+
+@triton.jit
+def _log_masses(masses, shift):
+    """Logs of tile masses; -inf for an empty one."""
+    return tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + shift, MINUS_INF)
 
 
 @triton.jit

@@ -36,7 +36,9 @@ from drawlot.outputs import LogitsRows, SparseDraftLogits
 
 WEIGH_TILES, WEIGH_WARPS, WEIGH_GRIDS = 8, 4, 4
 """Tiles that a program weighs at a time, its warps, and how many times `programs_together` there are"""
-LAW_WARPS, ACCEPT_WARPS, DRAW_WARPS = 4, 1, 8
+DRAW_TILES, DRAW_WARPS = 16, 8
+"""Tiles that a draw reads at a time, and its warps"""
+LAW_WARPS, ACCEPT_WARPS = 4, 1
 
 
 class _Memory(NamedTuple):
@@ -356,6 +358,7 @@ class StepVerifier:
                 draw_kernel,
                 lambda num_reqs: num_reqs,
                 tiles,
+                work.lists,
                 judged,
                 leftovers,
                 verdicts,
@@ -363,6 +366,7 @@ class StepVerifier:
                 verified,
                 WIDE=wide,
                 T=work.tile_block,
+                TILES=DRAW_TILES,
                 **shape,
                 num_warps=DRAW_WARPS,
                 **follow,

@@ -131,6 +131,16 @@ def test_a_step_leaves_nothing_behind_for_the_next() -> None:
             part.fill_(-7 if part.dtype != torch.uint8 else 77)
 
 
+def test_a_refused_draft_is_refused_once() -> None:
+    fast, _ = verifiers(300, [SamplingParams(temperature=0)], ["standard"])
+    logits = torch.zeros(2, 300)
+    logits[0, 33], logits[0, 290] = 9, 8
+    for refused, first in ((33, 290), (290, 33), (5, 33)):
+        drafts = torch.tensor([[-2 - refused, -1, -1, -1]])
+        out = fast(logits, rows_of(drafts, [1]), drafts)
+        assert out.sampled_token_ids[0].tolist() == [first, -1, -1, -1, -1]
+
+
 @pytest.mark.parametrize("method", ["standard", "block"])
 def test_laws_of_drafts_in_a_wider_buffer(method: str) -> None:
     torch.manual_seed(1)
@@ -145,6 +155,23 @@ def test_laws_of_drafts_in_a_wider_buffer(method: str) -> None:
         for known in (None, lse):
             given = logits, rows_of(drafts, counts), drafts, q, known
             assert not different(fast(*given), exact(*given)).any()
+
+
+def test_what_is_left_of_a_single_tile_is_found_among_all() -> None:
+    # Tiles that cannot win are not read: here the bounds of all others mislead.
+    torch.manual_seed(2)
+    v, own = 4500, slice(20 * 128, 21 * 128)
+    fast, exact = verifiers(v, [SamplingParams(seed=r) for r in range(4)], ["standard"] * 4)
+    logits, drafts = torch.randn(8, v), torch.full((4, K), -1)
+    drafts[:, 0] = 7
+    logits[:, 7] = -9
+    q = logits[::2].unsqueeze(1).expand(4, K, v).clone()
+    q[:, :, own] -= np.log(2)
+    q[:, :, 7] = (logits[::2, 7].exp() + logits[::2, own].exp().sum(1) / 2).log().unsqueeze(1)
+    given = logits, rows_of(drafts, [1] * 4), drafts, q
+    got, expected = fast(*given), exact(*given)
+    assert torch.equal(got.sampled_token_ids, expected.sampled_token_ids)
+    assert (expected.sampled_token_ids[:, 0] // 128 == 20).all()
 
 
 def test_drafts_on_another_device_are_named() -> None:

@@ -157,21 +157,35 @@ def test_laws_of_drafts_in_a_wider_buffer(method: str) -> None:
             assert not different(fast(*given), exact(*given)).any()
 
 
-def test_what_is_left_of_a_single_tile_is_found_among_all() -> None:
-    # Tiles that cannot win are not read: here the bounds of all others mislead.
+def test_tiles_are_read_as_long_as_they_can_win() -> None:
+    # From hardly anything to all is left of a tile: the tiles with the best bounds seldom win.
     torch.manual_seed(2)
-    v, own = 4500, slice(20 * 128, 21 * 128)
-    fast, exact = verifiers(v, [SamplingParams(seed=r) for r in range(4)], ["standard"] * 4)
-    logits, drafts = torch.randn(8, v), torch.full((4, K), -1)
+    v, requests = 4480, 6
+    fast, exact = verifiers(v, [SamplingParams(seed=r) for r in range(requests)], ["standard"] * requests)
+    logits, drafts = torch.randn(2 * requests, v), torch.full((requests, K), -1)
     drafts[:, 0] = 7
     logits[:, 7] = -9
-    q = logits[::2].unsqueeze(1).expand(4, K, v).clone()
-    q[:, :, own] -= np.log(2)
-    q[:, :, 7] = (logits[::2, 7].exp() + logits[::2, own].exp().sum(1) / 2).log().unsqueeze(1)
-    given = logits, rows_of(drafts, [1] * 4), drafts, q
+    p = logits[::2].exp()
+    left = p * (10 ** -(4 * torch.rand(requests, v // 128))).repeat_interleave(128, dim=1)
+    q = p - left
+    q[:, 7] += left.sum(1)
+    given = logits, rows_of(drafts, [1] * requests), drafts, q.log().unsqueeze(1).expand(requests, K, v).contiguous()
     got, expected = fast(*given), exact(*given)
+    assert (expected.num_accepted == 0).all()
     assert torch.equal(got.sampled_token_ids, expected.sampled_token_ids)
-    assert (expected.sampled_token_ids[:, 0] // 128 == 20).all()
+
+
+def test_blocks_of_which_several_rows_may_be_the_last() -> None:
+    torch.manual_seed(3)
+    v, requests = 5, 14
+    fast, exact = verifiers(v, [SamplingParams(seed=r) for r in range(requests)], ["block"] * requests)
+    logits = torch.randn(requests * (K + 1), v)
+    q = logits.view(requests, K + 1, v)[:, :K] + 0.7 * torch.randn(requests, K, v)
+    drafts = torch.distributions.Categorical(logits=q).sample()
+    given = logits, rows_of(drafts, [K] * requests), drafts, q
+    got, expected = fast(*given), exact(*given)
+    assert not different(got, expected).any()
+    assert len(expected.num_accepted.unique()) == K + 1
 
 
 def test_drafts_on_another_device_are_named() -> None:

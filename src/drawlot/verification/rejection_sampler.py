@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from drawlot.errors import InputError, ParameterError
-from drawlot.kernels.drafts import PADDING, Drafts
+from drawlot.kernels.drafts import PADDING, Drafts, VerifiedRows
 from drawlot.outputs import LogitsRows, LogprobsTensors, RowStatus, SparseDraftLogits, VerifierOutput
 from drawlot.sampling import Sampler
 from drawlot.sampling.sampler import check_logits
@@ -103,7 +103,8 @@ class RejectionSampler:
         if len(target_logits) == len(rows.idx_mapping):
             return self._without_drafts(target_logits, rows, draft_token_ids, allowed_bitmask)
         if self._steps is not None:
-            done = self._steps.verify(target_logits, rows, draft_token_ids, draft_logits, draft_lse, allowed_bitmask)
+            given = draft_token_ids, draft_logits, draft_lse, allowed_bitmask
+            done: VerifiedRows = self._steps.verify(target_logits, rows, *given)
             columns = done.logprobs and LogprobsTensors(*done.logprobs, rows.cu_num_logits)
             return VerifierOutput(*done[:3], columns, done.status)
         self.sampler.apply_staged_writes()

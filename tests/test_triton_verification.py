@@ -20,7 +20,7 @@ pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 NEAR_TIE = 2.0**-18
 K = 4
 # Batches of six requests: each costs the interpreter some seconds. 4,500 ids are three blocks of the scan.
-BATCHES = {1: 1, 3: 2, 129: 2, 300: 1, 4500: 1}
+BATCHES = {1: 1, 3: 1, 129: 2, 300: 1, 4500: 1}
 
 
 @pytest.fixture
@@ -177,15 +177,29 @@ def test_tiles_are_read_as_long_as_they_can_win() -> None:
 
 def test_blocks_of_which_several_rows_may_be_the_last() -> None:
     torch.manual_seed(3)
-    v, requests = 5, 14
+    v, requests = 5, 9
     fast, exact = verifiers(v, [SamplingParams(seed=r) for r in range(requests)], ["block"] * requests)
+    # What was left in another step counts for nothing.
+    fast._steps._memory.leftovers.left.fill_(1e9)
     logits = torch.randn(requests * (K + 1), v)
     q = logits.view(requests, K + 1, v)[:, :K] + 0.7 * torch.randn(requests, K, v)
     drafts = torch.distributions.Categorical(logits=q).sample()
     given = logits, rows_of(drafts, [K] * requests), drafts, q
     got, expected = fast(*given), exact(*given)
     assert not different(got, expected).any()
-    assert len(expected.num_accepted.unique()) == K + 1
+    assert len(expected.num_accepted.unique()) > 2
+
+
+def test_a_rejected_point_mass_is_not_drawn_again() -> None:
+    v, requests = 130, 8
+    fast, exact = verifiers(v, [SamplingParams(seed=r) for r in range(requests)], ["standard", "block"] * 4)
+    logits, drafts = torch.zeros(2 * requests, v), torch.full((requests, K), -1)
+    logits[:, 129] = 4
+    drafts[:, 0] = 129
+    given = logits, rows_of(drafts, [1] * requests), drafts
+    got, expected = fast(*given), exact(*given)
+    assert not different(got, expected).any()
+    assert 0 < expected.num_accepted.sum() < requests - 1
 
 
 def test_drafts_on_another_device_are_named() -> None:

@@ -155,3 +155,12 @@ def test_edits_of_one_chunk_leave_the_other_chunks_alone() -> None:
     for i in (0, 1, 40, n - 1):
         one = slice(i, i + 1)
         assert torch.equal(sample(logits[one], params[one], positions=positions[one]).token_ids, together[one])
+
+
+def test_auto_is_torch_for_drafts_where_the_best_backend_does_not_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cpu")
+    assert registry.name_that_drafts("auto", device) == "auto"
+    alone = registry.get_backend("torch", device)._replace(name="triton", drafting=None)
+    monkeypatch.setattr(registry, "own_backend", lambda on: alone)
+    assert registry.name_that_drafts("auto", device) == "torch"
+    assert registry.name_that_drafts("triton", device) == "triton"

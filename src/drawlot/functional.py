@@ -10,7 +10,7 @@ from torch import Tensor
 from drawlot.errors import InputError, ParameterError
 from drawlot.kernels.drafts import PADDING, refused
 from drawlot.kernels.inputs import BatchFacts, Edits, RowParams
-from drawlot.kernels.registry import get_backend
+from drawlot.kernels.registry import get_backend, name_that_drafts
 from drawlot.outputs import LogitsRows, LogprobsTensors, SamplerOutput, SparseDraftLogits, VerifierOutput
 from drawlot.params import MAX_CHOICES, SamplingParams
 from drawlot.sampling.logprobs import all_rows_want, check_mode
@@ -146,7 +146,7 @@ def verify(
         method: standard, block or coupled, one or one a request.
         logprobs_mode: raw_logprobs, processed_logprobs, raw_logits or processed_logits.
         use_fp64_gumbel: Draw with float64 noise: its own stream of tokens.
-        backend: auto, reference or torch.
+        backend: auto, reference, torch, or triton without `draft_params`.
 
     Returns:
         Tokens and their numbers; status and logprobs of all R (K + 1) rows.
@@ -158,6 +158,7 @@ def verify(
     """
     num_reqs, most, vocab_size = _check_drafts(target_logits, draft_token_ids)
     device = target_logits.device
+    backend = name_that_drafts(backend, device)
     if allowed_bitmask is not None and allowed_bitmask.shape[:-1] != (num_reqs, most + 1):
         rule = f"must be int32 [{num_reqs}, {most + 1}, {-(-vocab_size // 32)}]"
         raise InputError(f"allowed_bitmask: {rule}; got {allowed_bitmask.dtype} {list(allowed_bitmask.shape)}")

@@ -20,6 +20,7 @@ from drawlot.engine.scheduler import Schedule, Scheduler
 from drawlot.engine.stats import EngineStats
 from drawlot.engine.tokenizer import TokenDecoder
 from drawlot.errors import ParameterError
+from drawlot.kernels.registry import name_that_drafts
 from drawlot.outputs import RowStatus
 from drawlot.params import SamplingParams
 from drawlot.sampling import Sampler
@@ -58,7 +59,7 @@ class Engine:
             device=config.device,
             logprobs_mode=config.logprobs_mode,
             use_fp64_gumbel=args.use_fp64_gumbel,
-            backend=args.sampler_backend,
+            backend=name_that_drafts(args.sampler_backend, config.device) if drafter else args.sampler_backend,
         )
         target = PagedModel(model, self.limits, config, self._cache)
         self.drafting = drafter and build(drafter, target, self._cache, sampler)

@@ -136,6 +136,16 @@ def get_backend(name: str, on: device) -> Backend:
     return backend
 
 
+def name_that_drafts(name: str, on: device) -> str:
+    """The same name, but "torch" for an "auto" that means a backend which does not draft by itself; logged once."""
+    if name != "auto" or get_backend(name, on).drafting is not None:
+        return name
+    if "drafts" not in _logged:
+        _logged.add("drafts")
+        logger.info("backend auto: torch on %s, for drafts", on)
+    return "torch"
+
+
 def own_backend(on: device) -> Backend:
     """The best of drawlot's own backends on a device."""
     # Triton's interpreter, which a CPU may have, is for checks alone.

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawlot import LogprobsTensors, RowStatus, SamplerOutput, SamplingParams, sample
+from drawlot import LogprobsTensors, RowStatus, SamplerOutput, SamplingParams, rng, sample
 from drawlot.kernels import reference, registry
 from drawlot.kernels.inputs import SampledRows
+from drawlot.kernels.torch.scan import TileMasses, scan
 from tests.cases import Batch, random_batch
 
 NEAR_TIE = 2.0**-18
@@ -164,3 +165,36 @@ def test_auto_is_torch_for_drafts_where_the_best_backend_does_not_draft(monkeypa
     monkeypatch.setattr(registry, "own_backend", lambda on: alone)
     assert registry.name_that_drafts("auto", device) == "torch"
     assert registry.name_that_drafts("triton", device) == "triton"
+
+
+@pytest.mark.parametrize("params", [SamplingParams(seed=1), SamplingParams(seed=1, top_k=20)])
+def test_rough_noise_never_says_who_wins(params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 20_000
+    logits, positions = torch.zeros(1, 300).expand(n, -1), torch.arange(n)
+
+    def draw() -> Tensor:
+        return sample(logits, params, positions=positions, backend="torch").token_ids
+
+    wanted, error = draw(), 0.45 * rng.ROUGH
+    monkeypatch.setattr(rng, "rough_gumbel", lambda u: rng.gumbel(u) + error * np.sin(1e6 * u))
+    assert torch.equal(draw(), wanted)
+    monkeypatch.setattr(rng, "ROUGH", 0.0)
+    assert not torch.equal(draw(), wanted), "no race was close enough to tell"
+
+
+def test_the_sums_of_a_row_have_the_same_bits_beside_any_other_row() -> None:
+    """Rows far from 0 are summed from another origin than rows near to it."""
+    rows = torch.randn(4, 1024, generator=torch.Generator().manual_seed(0)) * 3
+    rows += torch.tensor([[0.0], [500.0], [-80.0], [20.0]])
+    rows[3, :128] = -torch.inf
+    tiles, scale = rows.view(4, 8, 128), torch.tensor([1.0, 0.5, 1.25, 2.0])
+
+    def masses(index: list[int]) -> np.ndarray:
+        maxima, sums = scan(tiles[index], scale[index])
+        return TileMasses.of(sums, maxima, maxima.amax(1), scale[index]).of_tiles()
+
+    together = masses([0, 1, 2, 3])
+    for i in range(4):
+        assert masses([i]).tobytes() == together[i : i + 1].tobytes()
+    z = (tiles.double() - tiles.double().amax((1, 2), keepdim=True)) * scale.double()[:, None, None]
+    np.testing.assert_allclose(together, z.exp().sum(2).numpy(), rtol=1e-5)

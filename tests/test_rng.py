@@ -165,7 +165,8 @@ def test_a_run_of_ids_has_the_noise_of_each_id(convert, wide):
         return np.concatenate(parts) if convert is as_numpy else torch.cat(parts)
 
     seed, position, choice, row = map(column, zip(*keys))
-    run = rng.gumbel_noise_run(column(starts), 7, seed, position, Stream.TARGET_TOKEN, choice, row, wide=wide)
+    uniform = rng.uniforms_run(column(starts), 7, seed, position, Stream.TARGET_TOKEN, choice, row, wide=wide)
+    run = rng.gumbel(uniform)
     ids = column(starts)[:, None] + column(range(7))
     columns = (part[:, None] for part in (seed, position))
     each = rng.gumbel_noise(ids, *columns, Stream.TARGET_TOKEN, choice[:, None], row[:, None], wide=wide)

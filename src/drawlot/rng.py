@@ -142,21 +142,6 @@ def gumbel_noise(
     return gumbel(uniforms(ids, seed, position, stream, choice, row, wide=wide))
 
 
-def gumbel_noise_run(
-    first: Array,
-    count: int,
-    seed: Array,
-    position: Array,
-    stream: int,
-    choice: Array,
-    row: Array,
-    *,
-    wide: bool = False,
-) -> Array:
-    """`gumbel` of `uniforms_run`, with the same arguments."""
-    return gumbel(uniforms_run(first, count, seed, position, stream, choice, row, wide=wide))
-
-
 def uniforms(
     ids: Array, seed: Array, position: Array, stream: int | Array, choice: Array, row: Array, *, wide: bool = False
 ) -> Array:

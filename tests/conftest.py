@@ -1,8 +1,33 @@
 """Without a GPU kernels run in Triton's interpreter, which has to be said before Triton is first imported."""
 
 import os
+from collections.abc import Iterator
 
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+from torch import Tensor
+
+from drawlot.kernels import reference, registry
+from drawlot.kernels.drafts import VerifiedRows
+
+
+@pytest.fixture
+def margins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+    """The margins of every verification by the reference."""
+    seen: list[Tensor] = []
+    verify_rows = reference.verify_rows
+
+    def spy(*args: object, **kwargs: object) -> VerifiedRows:
+        verified = verify_rows(*args, **kwargs)  # type: ignore[arg-type]
+        assert verified.margin is not None
+        seen.append(verified.margin)
+        return verified
+
+    monkeypatch.setattr(reference, "verify_rows", spy)
+    registry._load.cache_clear()
+    yield seen
+    registry._load.cache_clear()

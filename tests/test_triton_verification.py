@@ -1,15 +1,11 @@
 """The Triton backend, in Triton's interpreter, verifies as the reference does. On a GPU: `benchmarks.verify_gpu`."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from drawlot import InputError, LogitsRows, RejectionSampler, Sampler, SamplingParams, VerifierOutput
-from drawlot.kernels import reference, registry
-from drawlot.kernels.drafts import VerifiedRows
 from tests.test_backends import same_logprobs
 from tests.verification.cases import random_batch
 
@@ -21,24 +17,6 @@ NEAR_TIE = 2.0**-18
 K = 4
 # Batches of six requests: each costs the interpreter some seconds. 4,500 ids are three blocks of the scan.
 BATCHES = {1: 1, 3: 1, 129: 2, 300: 1, 4500: 1}
-
-
-@pytest.fixture
-def margins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
-    """The margins of every call of the reference."""
-    seen: list[Tensor] = []
-    verify_rows = reference.verify_rows
-
-    def spy(*args: object, **kwargs: object) -> VerifiedRows:
-        verified = verify_rows(*args, **kwargs)  # type: ignore[arg-type]
-        assert verified.margin is not None
-        seen.append(verified.margin)
-        return verified
-
-    monkeypatch.setattr(reference, "verify_rows", spy)
-    registry._load.cache_clear()
-    yield seen
-    registry._load.cache_clear()
 
 
 @pytest.mark.parametrize("vocab_size", BATCHES)

@@ -1,14 +1,10 @@
 """The torch backend verifies as the reference does; near-ties, the only excuse, are printed and counted."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from drawlot.kernels import reference, registry
-from drawlot.kernels.drafts import VerifiedRows
 from tests.test_backends import same_logprobs
 from tests.verification.cases import Batch, random_batch
 
@@ -17,24 +13,6 @@ MOST_EXCUSED = 3
 # Requests of each vocabulary size, 6,720 in all.
 REQUESTS = {1: 640, 2: 960, 3: 960, 127: 960, 129: 960, 300: 1280, 1000: 640, 4097: 320}
 _excused: list[str] = []
-
-
-@pytest.fixture
-def margins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
-    """The margins of every call of the reference."""
-    seen: list[Tensor] = []
-    verify_rows = reference.verify_rows
-
-    def spy(*args: object, **kwargs: object) -> VerifiedRows:
-        verified = verify_rows(*args, **kwargs)  # type: ignore[arg-type]
-        assert verified.margin is not None
-        seen.append(verified.margin)
-        return verified
-
-    monkeypatch.setattr(reference, "verify_rows", spy)
-    registry._load.cache_clear()
-    yield seen
-    registry._load.cache_clear()
 
 
 @pytest.mark.parametrize("vocab_size", REQUESTS)

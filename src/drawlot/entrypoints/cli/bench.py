@@ -1,8 +1,9 @@
 """`drawlot bench`: speed on this machine."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -127,14 +128,7 @@ def sampler(
         cases = recorded_grid(recorded, _numbers("--rows", rows), mixes)
     chosen = None if providers is None else providers.split(",")
     record = benchmark(cases, chosen, graph=graph, recorded=recorded, progress=_progress)
-    if output is not None:
-        with opened(output) as file:
-            write_json(record, file)
-        output.with_suffix(".svg").write_text(svg(record), encoding="utf-8")
-    if as_json:
-        write_json(record, sys.stdout)
-    else:
-        show(record, sys.stdout)
+    _give(record, svg, show, output, as_json=as_json)
     failed = sorted({name for result in record["results"] for name in result["failed"]})
     if failed:
         raise BackendError(f"failed, and not timed: {', '.join(failed)}")
@@ -207,6 +201,18 @@ def spec(
     )
     work = Work(FILES if files is None else files.split(","), prompts, prompt_tokens, new_tokens, together)
     record = benchmark(cases, work, device=device, repeats=repeats, baseline=baseline, progress=_progress)
+    _give(record, svg, show, output, as_json=as_json)
+
+
+def _give(
+    record: dict[str, Any],
+    svg: Callable[[dict[str, Any]], str],
+    show: Callable[[dict[str, Any], TextIO], None],
+    output: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Write a record and its plot to files, if they are wanted, and show it."""
     if output is not None:
         with opened(output) as file:
             write_json(record, file)

@@ -81,7 +81,7 @@ class Backend(NamedTuple):
     step_sampler: type[StepSampler] | None = None
     """Where a backend keeps requests in tables of its own: what draws for them"""
     drafting: Drafting | None = None
-    """None: the backend does not verify drafts"""
+    """None: the backend has none of these; it may verify by tables of its own"""
 
     def sampler_of(self, facts: Callable[[], BatchFacts]) -> SampleRows:
         """What samples a batch; its facts are asked for only where they matter."""
@@ -94,7 +94,7 @@ class Backend(NamedTuple):
             BackendError: The backend does not.
         """
         if self.drafting is None:
-            raise BackendError(f"backend {self.name!r}: does not verify drafts; torch and reference do")
+            raise BackendError(f"backend {self.name!r}: does not draft by itself; torch and reference do")
         return self.drafting
 
 

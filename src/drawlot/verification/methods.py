@@ -20,13 +20,19 @@ class MethodStates:
         self.rates = None if rates is None else _conditional(rates, num_drafts).to(sampler.device)
         self._default = self._checked(default)
         self._of_rows = torch.full((sampler.max_num_reqs,), self._default, device=sampler.device)
+        self._own: dict[int, int] = {}
         sampler.on_remove(self._forget)
 
     def set_method(self, req_idx: int, method: str) -> None:
         """Give a live request a method."""
         if not self._sampler.owns(req_idx):
             raise InputError(f"req_idx: no request owns row {req_idx}")
-        self._of_rows[req_idx] = self._checked(method)
+        self._own[req_idx] = self._checked(method)
+        self._of_rows[req_idx] = self._own[req_idx]
+
+    def in_use(self) -> set[int]:
+        """The `Method`s that requests may have now."""
+        return {self._default, *self._own.values()}
 
     def gather(self, state_rows: Tensor) -> Tensor:
         """int64 [R], a `Method` each, of state rows [R] >= 0."""
@@ -40,7 +46,8 @@ class MethodStates:
         return int(METHODS[method])
 
     def _forget(self, req_idx: int) -> None:
-        self._of_rows[req_idx] = self._default
+        if self._own.pop(req_idx, None) is not None:
+            self._of_rows[req_idx] = self._default
 
 
 def _conditional(rates: Sequence[float], num_drafts: int) -> Tensor:

@@ -54,7 +54,7 @@ class RejectionSampler:
             verification = import_module(f"drawlot.kernels.{sampler.backend.name}.verification")
             states = self._methods
             self._steps = verification.StepVerifier(
-                sampler._steps, num_speculative_tokens, states._of_rows, states.rates
+                sampler._steps, num_speculative_tokens, states._of_rows, states.rates, states.in_use
             )
         else:
             self._verify_rows = sampler.backend.needed_for_drafts().verify_rows

@@ -115,6 +115,8 @@ class Tiles(NamedTuple):
     stride: int
     control: Tensor
     """int32 [4]: counters that the scan sets to 0, see `summary.COUNT` and the others"""
+    refused: Tensor | None = None
+    """int32 [N]: a token that a constraint refuses although the scan saw it, -1 for none; None: there are none"""
 
 
 class Lists(NamedTuple):

@@ -8,6 +8,7 @@ from drawlot.kernels.triton.from_list import draw_from_list
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.race import race_in_tile, race_of_tiles
 from drawlot.kernels.triton.reduce import span, sum_of_masses
+from drawlot.kernels.triton.refused import without_refused
 from drawlot.kernels.triton.scan import raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, temperature_of
 from drawlot.kernels.triton.summary import COUNT, COUNT_OF_RANKS, GREEDY, NO_TOKEN, TILES, WHOLE, put, put_cut
@@ -56,6 +57,11 @@ def finish_kernel(
     if state < 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0, 0.0, 0.0)
         return
+    if tiles.refused is not None:
+        refused = tl.load(tiles.refused + row)
+        if refused >= 0:
+            maxima, sums = without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums)
+            tl.debug_barrier()
     temperature = temperature_of(states, state)
     top_k, top_p, min_p = filters_of(states, state)
 

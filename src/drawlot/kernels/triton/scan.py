@@ -33,14 +33,20 @@ def tile_sums(x, maxima, scale):
 @triton.jit
 def scan_kernel(rows, states, tiles, wanted, num_blocks, TILES: tl.constexpr, OVERLAP: tl.constexpr):
     """Program: TILES tiles of one row."""
-    row = (tl.program_id(0) // num_blocks).to(tl.int64)
-    tile = (tl.program_id(0) % num_blocks) * TILES + tl.arange(0, TILES)
+    scan_block(rows, states, tiles, wanted, tl.program_id(0), num_blocks, TILES, OVERLAP)
+
+
+@triton.jit
+def scan_block(rows, states, tiles, wanted, item, num_blocks, TILES: tl.constexpr, OVERLAP: tl.constexpr):
+    """Item: a block of TILES tiles of one row."""
+    row = (item // num_blocks).to(tl.int64)
+    tile = (item % num_blocks) * TILES + tl.arange(0, TILES)
     ids = ids_of(tile)
     exists = (tile < rows.num_tiles)[:, None]
     let_next_start(OVERLAP)
     # Before the parameters, so that the program waits once. Skipped rows have logits too.
     logits = load_logits(rows, row, ids, exists)
-    if tl.program_id(0) == 0:
+    if item == 0:
         tl.store(tiles.control + tl.arange(0, 4), 0)
     state = tl.load(states.index + row)
     if state >= 0:
@@ -52,7 +58,7 @@ def scan_kernel(rows, states, tiles, wanted, num_blocks, TILES: tl.constexpr, OV
             # Edits need many registers, which all rows would pay for: they are given few tiles at a time.
             start = 0
             while start < TILES:
-                few = (tl.program_id(0) % num_blocks) * TILES + start + tl.arange(0, _FEW)
+                few = (item % num_blocks) * TILES + start + tl.arange(0, _FEW)
                 few_logits = load_logits(rows, row, ids_of(few), (few < rows.num_tiles)[:, None])
                 _put_tiles(rows, states, tiles, wanted, row, state, few, few_logits, True)
                 start += _FEW

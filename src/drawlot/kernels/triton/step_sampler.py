@@ -54,6 +54,7 @@ class StepSampler:
         # Of live requests that want logprobs: how many top tokens, and how many ids instead.
         self._num_top: dict[int, int] = {}
         self._num_ids: dict[int, int] = {}
+        self._filtered: set[int] = set()
         self._serials = count()
         self._plans: dict[int, _Plan] = {}
         self._reserve_rows(max_num_reqs)
@@ -62,6 +63,8 @@ class StepSampler:
         """Take in a request; its row is free."""
         slot = self._edits.add_request(req_idx, request.edits, self._max_rows)
         self._numbers.add_request(req_idx, request, slot)
+        if request.temperature and (request.top_k > 0 or request.top_p < 1 or request.min_p > 0):
+            self._filtered.add(req_idx)
         if request.num_top is not None:
             self._num_top[req_idx] = request.num_top
         if request.logprob_token_ids:
@@ -73,6 +76,7 @@ class StepSampler:
         self._numbers.remove_request(req_idx)
         self._edits.remove_request(req_idx)
         self._num_top.pop(req_idx, None)
+        self._filtered.discard(req_idx)
         if self._num_ids.pop(req_idx, None) is not None:
             self._wanted.token_ids[req_idx].fill_(-1)
 
@@ -80,6 +84,11 @@ class StepSampler:
         """Bring added requests to the device."""
         with torch.cuda.device_of(self._floats):
             self._numbers.apply_staged_writes()
+
+    @property
+    def has_filters(self) -> bool:
+        """Whether a live request has top_k, top_p or min_p."""
+        return bool(self._filtered)
 
     @property
     def capture_key(self) -> Hashable:

@@ -1,127 +1,19 @@
-"""Which drafts are accepted: all requests in one launch."""
+"""How many drafts of a request are accepted; block [COLUMNS] has an entry for each of its rows."""
 
 import triton
 import triton.language as tl
 
 from drawlot import rng
 from drawlot.kernels.triton.noise import words
-from drawlot.kernels.triton.pdl import follow
-from drawlot.kernels.triton.states import scale_of, temperature_of
-from drawlot.kernels.triton.values import MINUS_INF
-from drawlot.kernels.triton.verification.requests import (
-    BLOCK,
-    COUPLED,
-    SYNTHETIC,
-    is_filtered,
-    looks_at_q,
-    method_of,
-    rows_of_request,
-    step_key,
-)
-
-DONE, DRAW, WEIGH = (tl.constexpr(i) for i in range(3))
-"""What remains of a request: nothing; the draw after the accepted drafts; of `block`, to compare what is left"""
+from drawlot.kernels.triton.refused import load_allowed
+from drawlot.kernels.triton.states import temperature_of
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE
+from drawlot.kernels.triton.verification.requests import COUPLED, SYNTHETIC, method_of
 
 _ACCEPT = tl.constexpr(int(rng.Stream.ACCEPT))
 _WIDE = tl.constexpr(rng._WIDE)
 _LARGEST32 = tl.constexpr(1 - 2.0**-24)
 _LARGEST64 = tl.constexpr(1 - 2.0**-53)
-
-
-@triton.jit
-def accept_kernel(
-    step,
-    methods,
-    judged,
-    leftovers,
-    verdicts,
-    drawn,
-    summary,
-    verified,
-    WIDE: tl.constexpr,
-    K: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """Program: one request. drawn, summary: of the finish; COLUMNS: power of two > K."""
-    request = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, COLUMNS)
-    follow(OVERLAP)
-    states = step.states
-    first, num_rows = rows_of_request(step.drafts, request)
-    state = tl.load(step.drafts.state_rows + request)
-    at, exists = first + column, column < num_rows
-    # The finish knows ranks of what it drew; the columns count those of what is emitted.
-    tl.store(summary.rank + at, 0, mask=exists)
-    token = tl.full([], -1, tl.int32)
-    if state < 0:
-        tl.store(verified.emitted + at, -1, mask=exists)
-        put_verdict(verified, verdicts, request, column, DONE, column, token + 1, token, K)
-        return
-    given = tl.load(verdicts.num_drafts + request)
-    status = tl.load(verified.status + at, mask=column <= given, other=0)
-    n = tl.minimum(given, tl.min(tl.where(status != 0, column, COLUMNS)))
-    is_draft = column < n
-    draft = tl.load(judged.drafts + at, mask=is_draft, other=-1)
-    temperature, method = temperature_of(states, state), method_of(methods, state)
-    greedy = temperature == 0
-    # Otherwise the rows' own draws have other streams than the finish's.
-    ordinary = greedy | (method == COUPLED) | (given == 0)
-    own_tokens = tl.load(drawn.token_ids + at, mask=column <= n, other=-1).to(tl.int32)
-
-    p = _laws_at_drafts(states, judged, summary, state, at, column <= n, draft, ordinary)
-    q = tl.load(judged.q_at_draft + at, mask=is_draft, other=1.0)
-    ratio = tl.where(p == 0, 0.0, p / q)
-    # NaN stays NaN, and no coin is below it.
-    threshold = tl.where(ratio > 1, 1.0, ratio)
-    if methods.rates is not None:
-        rate = tl.load(methods.rates + column, mask=is_draft, other=0.0)
-        threshold = tl.where(method == SYNTHETIC, tl.where(draft >= 0, rate, 0.0), threshold)
-    coin = coins(step_key(states, state, first, column), WIDE)
-    compares = (method == COUPLED) | (greedy & (method != SYNTHETIC))
-    hit = tl.where(compares, own_tokens == draft, coin < threshold)
-    accepted = tl.min(tl.where(is_draft & hit, n, column))
-
-    outcome = tl.full([], DRAW, tl.int32)
-    prefix = tl.zeros_like(ratio) + 1
-    tl.store(verdicts.num_drafts + request, n)
-    looks = looks_at_q(states, methods, state)
-    dense = tl.max(tl.where(is_draft, tl.load(judged.lines + at, mask=is_draft, other=-1), -1)) >= 0
-    # Without filters the scan's tiles serve: the interpreter has no `&` of a block and a number.
-    weighed = column == tl.where(is_filtered(states, state), accepted, -1)
-    if looks & (method == BLOCK) & (n > 0):
-        accepted, lowest, weighed, prefix = _block(judged, at, column, n, ratio, p, dense, coin, K)
-        tl.store(verdicts.lowest + request, lowest)
-        if accepted < 0:
-            outcome = tl.full([], WEIGH, tl.int32)
-        else:
-            weighed = column == tl.where(is_filtered(states, state), accepted, -1)
-    if outcome == DRAW:
-        is_bad = tl.max(tl.where((column == accepted) & (status != 0), 1, 0)) != 0
-        if is_bad:
-            outcome = tl.full([], DONE, tl.int32)
-        elif ordinary:
-            outcome = tl.full([], DONE, tl.int32)
-            token = tl.max(tl.where(column == accepted, own_tokens, -1))
-    tl.store(judged.prefixes + at, prefix, mask=exists)
-    put_verdict(verified, verdicts, request, column, outcome, draft, accepted, token, K)
-    emitted = tl.where(column < accepted, draft, tl.where(column == accepted, token, -1))
-    tl.store(verified.emitted + at, emitted, mask=exists)
-    if outcome != DONE:
-        count = tl.sum(weighed.to(tl.int32))
-        if count > 0:
-            slot = tl.atomic_add(leftovers.control, count) + tl.cumsum(weighed.to(tl.int32), 0) - 1
-            tl.store(leftovers.rows + slot, at.to(tl.int32), mask=weighed)
-
-
-@triton.jit
-def put_verdict(verified, verdicts, request, column, outcome, draft, accepted, token, K: tl.constexpr):
-    """Stores the accepted drafts and the token after them; -1: it is drawn later, or the row is bad."""
-    tl.store(verdicts.outcome + request, outcome)
-    tl.store(verified.num_accepted + request, accepted)
-    tl.store(verified.num_sampled + request, accepted + (token >= 0).to(tl.int32))
-    sampled = tl.where(column < accepted, draft, tl.where(column == accepted, token, -1))
-    tl.store(verified.token_ids + request * (K + 1) + column, sampled, mask=column <= K)
 
 
 @triton.jit
@@ -139,37 +31,57 @@ def coins(key, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _laws_at_drafts(states, judged, summary, state, at, is_row, draft, ordinary):
-    """Float64 p of each row's draft, 0 without one; stores by which numbers p comes of the rows' values."""
+def p_at_drafts(states, judged, state, at, is_draft, draft, cut_value, cut_id):
+    """float64: p of each row's draft; 0 without one, or of one that the row does not keep."""
     temperature = temperature_of(states, state)
     temperature = tl.where(temperature == 0, 1.0, temperature)
-    maximum = tl.load(judged.maxima + at, mask=is_row, other=0.0)
-    mass = tl.load(judged.masses + at, mask=is_row, other=1.0)
-    cut_value, cut_id = tl.zeros_like(maximum) + MINUS_INF, draft * 0 - 1
-    if is_filtered(states, state):
-        mass = tl.exp(tl.load(summary.floats + summary.num_rows + at, mask=is_row, other=0.0))
-        cut_value = tl.load(summary.cut_value + at, mask=is_row, other=0.0)
-        cut_id = tl.load(summary.cut_id + at, mask=is_row, other=-1)
-    elif ordinary == 0:
-        # The finish skipped these rows: logprobs read what it would have left behind.
-        tl.store(summary.floats + at, maximum.to(tl.float64), mask=is_row)
-        tl.store(summary.floats + summary.num_rows + at, tl.log(mass), mask=is_row)
-        tl.store(summary.cut_value + at, cut_value, mask=is_row)
-        tl.store(summary.cut_id + at, cut_id, mask=is_row)
-    tl.store(judged.masses + at, mass, mask=is_row)
-    tl.store(judged.scales + at, scale_of(temperature) + tl.zeros_like(maximum), mask=is_row)
-    tl.store(judged.cut_values + at, cut_value, mask=is_row)
-    tl.store(judged.cut_ids + at, cut_id, mask=is_row)
-    x = tl.load(judged.draft_values + at, mask=is_row, other=MINUS_INF)
+    maximum = tl.load(judged.maxima + at, mask=is_draft, other=0.0)
+    mass = tl.load(judged.masses + at, mask=is_draft, other=1.0)
+    x = tl.load(judged.draft_values + at, mask=is_draft, other=MINUS_INF)
     kept = ((x > cut_value) | ((x == cut_value) & (draft <= cut_id))) & (x > MINUS_INF) & (draft >= 0)
     return tl.where(kept, tl.exp((x.to(tl.float64) - maximum) / temperature) / mass, 0.0)
 
 
 @triton.jit
-def _block(judged, at, column, n, ratio, p, dense, coin, K: tl.constexpr):
-    """Block verification: how many drafts are accepted, -1 where masses that are left decide; those at least.
+def accept_by_coins(methods, state, column, n, draft, drawn, ratio, coin):
+    """The drafts before the first rejection, by `standard`, `synthetic` or `coupled`; drawn: the rows' own tokens."""
+    method = method_of(methods, state)
+    # NaN stays NaN, and no coin is below it.
+    threshold = tl.where(ratio > 1, 1.0, ratio)
+    if methods.rates is not None:
+        rate = tl.load(methods.rates + column, mask=column < n, other=0.0)
+        threshold = tl.where(method == SYNTHETIC, tl.where(draft >= 0, rate, 0.0), threshold)
+    hit = tl.where(method == COUPLED, drawn == draft, coin < threshold)
+    return tl.min(tl.where((column < n) & hit, n, column))
 
-    Then the rows to be weighed, and P_0 .. P_n (float64 [COLUMNS]). Column i is of the first i drafts and of row i.
+
+@triton.jit
+def accept_greedily(rows, judged, first, column, n, draft):
+    """The drafts that are their rows' first tokens, and the first token of the row after them."""
+    accepted = n * 0
+    token = first_token(rows, judged, first)
+    hit = (accepted < n) & (token == tl.max(tl.where(column == accepted, draft, -1)))
+    while hit:
+        accepted += 1
+        token = first_token(rows, judged, first + accepted)
+        hit = (accepted < n) & (token == tl.max(tl.where(column == accepted, draft, -1)))
+    return accepted, token
+
+
+@triton.jit
+def first_token(rows, judged, row):
+    """The first token of a row; anything of a bad one."""
+    tile = tl.load(judged.best_tiles + row)
+    ids = tl.where(tile < rows.num_tiles, tile, 0) * TILE + tl.arange(0, TILE)
+    x = load_allowed(rows, tl.load(judged.refused + row), row, ids, ids >= 0)
+    return tl.min(tl.where(x == tl.load(judged.maxima + row), ids, LAST_ID))
+
+
+@triton.jit
+def accept_block(judged, at, column, n, ratio, p, dense, coin, K: tl.constexpr):
+    """Block verification: how many drafts are accepted at least, the rows to be weighed before more is known, and P.
+
+    Column i of P (float64 [COLUMNS]) is of the first i drafts and of row i.
     """
     prefix = tl.where(column == 0, 1.0, tl.zeros_like(ratio))
     last = tl.full([], 1.0, tl.float64)
@@ -182,8 +94,7 @@ def _block(judged, at, column, n, ratio, p, dense, coin, K: tl.constexpr):
     within = (column >= 1) & (column <= n)
     # h_i is at most P_i, and h_n is P_n.
     below = within & (coin_before < prefix)
-    lowest = tl.zeros([], tl.int32)
-    accepted = tl.full([], -1, tl.int32)
+    accepted = tl.zeros([], tl.int32)
     weighed = below & False
     if not dense:
         # Of a point mass all but the draft is left.
@@ -196,8 +107,7 @@ def _block(judged, at, column, n, ratio, p, dense, coin, K: tl.constexpr):
     else:
         # With P_i = 1 the first i drafts are accepted whatever is left, unless their laws are broken.
         fine = tl.load(judged.q_shifts + at, mask=column < n, other=0.0)
-        may = (below | (column == 0)) & (column < n)
-        sure = may & ((column == 0) | ((prefix == 1) & (fine == fine)))
-        lowest = tl.max(tl.where(sure, column, 0))
-        weighed = may & (column >= lowest)
-    return accepted, lowest, weighed, prefix
+        may = below & (column < n)
+        accepted = tl.max(tl.where(may & (prefix == 1) & (fine == fine), column, 0))
+        weighed = may & (column > accepted)
+    return accepted, weighed, prefix

@@ -70,7 +70,9 @@ class Judged(NamedTuple):
     lines: Tensor
     """int64 [N]: the line of the law that the draft was drawn from; -1: it is a point mass or not looked at"""
     finished: Tensor
-    """int64 [N]: the state of rows that the finish draws or cuts, -1 for others"""
+    """int64 [N]: the state of rows that the finish draws for or cuts, -1 for others"""
+    best_tiles: Tensor
+    """int32 [N]: the first tile with the row's maximum, of rows that the finish leaves alone"""
     draft_values: Tensor
     """float32 [N]: the draft's value in the row"""
     q_at_draft: Tensor
@@ -99,16 +101,14 @@ class Judged(NamedTuple):
 
 
 class Leftovers(NamedTuple):
-    """Scratch: rows that are weighed again, because what is left of them is drawn from."""
+    """Scratch: rows that `block` has to weigh."""
 
     rows: Tensor
     """int32 [N]: `control[0]` of them, in any order"""
     control: Tensor
     """int32 [1]"""
-    kept: Tensor
-    """float32 [N, stride]: sums of p over tiles"""
     left: Tensor
-    """float32 [N, stride]: sums of max(P p - q, 0) over tiles"""
+    """float32 [N, stride]: sums of max(P p - q, 0) over blocks of a row"""
     stride: int
 
 
@@ -116,11 +116,11 @@ class Verdicts(NamedTuple):
     """Scratch: what is known of the requests."""
 
     num_drafts: Tensor
-    """int32 [R]: before the first padding and, after acceptance, before the first bad row"""
-    outcome: Tensor
-    """int32 [R]: see `acceptance`"""
+    """int32 [R]: before the first padding and, once settled, before the first bad row"""
+    open: Tensor
+    """int32 [R]: 1 if rows are weighed before more is known"""
     lowest: Tensor
-    """int32 [R]: so many drafts are accepted at least"""
+    """int32 [R]: so many drafts are accepted at least, if it is open"""
 
 
 class Verified(NamedTuple):

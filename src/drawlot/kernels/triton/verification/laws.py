@@ -1,128 +1,126 @@
-"""What each row says of its draft: its value, what q gave it, and the row's mass where no filter cuts it."""
+"""The laws that a request's rows and drafts have: maxima, masses and status of rows, what q makes of its logits."""
 
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.finish import _put_raw_mass
-from drawlot.kernels.triton.pdl import follow
-from drawlot.kernels.triton.scan import LOG2_E, raw_apart, tile_sums
-from drawlot.kernels.triton.states import scale_of, scan_scale, temperature_of
-from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_logits
-from drawlot.kernels.triton.verification.requests import load_allowed
+from drawlot.kernels.triton.refused import without_refused
+from drawlot.kernels.triton.scan import LOG2_E, raw_apart
+from drawlot.kernels.triton.states import scale_of, temperature_of
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF
+from drawlot.kernels.triton.verification.judge import law_of
 from drawlot.outputs import RowStatus
 
 _NONFINITE, _EMPTY = tl.constexpr(int(RowStatus.NONFINITE)), tl.constexpr(int(RowStatus.EMPTY_SUPPORT))
-_SKIPPED = tl.constexpr(int(RowStatus.SKIPPED))
 
 
 @triton.jit
-def laws_kernel(
+def put_laws(
     rows,
-    step,
+    states,
     tiles,
     judged,
-    verified,
     summary,
-    K: tl.constexpr,
+    verified,
+    state,
+    first,
+    num_rows,
     T: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    SPARSE: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Program: one row. T, BLOCKS, SPARSE: powers of two >= tiles, blocks of a line of q, tokens of a sparse one."""
-    row = tl.program_id(0).to(tl.int64)
+    """Stores the laws of rows without filters, from the scan's tiles, ROWS of them at a time. A barrier must follow."""
+    temperature = temperature_of(states, state)
+    scale = scale_of(tl.where(temperature == 0, 1.0, temperature))
+    tile = tl.arange(0, T)
+    start = num_rows * 0
+    while start < num_rows:
+        row, exists = first + start + tl.arange(0, ROWS), start + tl.arange(0, ROWS) < num_rows
+        at = row[:, None] * tiles.stride + tile[None, :]
+        mask = exists[:, None] & (tile < rows.num_tiles)[None, :]
+        maxima = tl.load(tiles.maxima + at, mask=mask, other=MINUS_INF)
+        sums = tl.load(tiles.sums + at, mask=mask, other=0.0)
+        row_max, mass = _maximum_and_mass(maxima, sums, scale)
+        bad = tl.max((sums != sums).to(tl.int32), 1)
+        best = tl.min(tl.where(maxima == row_max[:, None], tile[None, :], LAST_ID), 1)
+        _put_law(judged, summary, verified, row, exists, row_max, mass, bad != 0, best)
+        if tiles.raw_sums is not None:
+            # All rows of a request or none: they share its parameters.
+            if raw_apart(rows, states, state, first):
+                maxima = tl.load(tiles.raw_maxima + at, mask=mask, other=MINUS_INF)
+                sums = tl.load(tiles.raw_sums + at, mask=mask, other=0.0)
+                row_max, mass = _maximum_and_mass(maxima, sums, 1.0)
+            tl.store(summary.floats + 2 * summary.num_rows + row, row_max.to(tl.float64), mask=exists)
+            tl.store(summary.floats + 3 * summary.num_rows + row, tl.log(mass).to(tl.float64), mask=exists)
+        start += ROWS
+
+    column = tl.arange(0, COLUMNS)
+    refused = tl.load(judged.refused + first + column, mask=column < num_rows, other=-1)
+    while tl.max(refused) >= 0:
+        tl.debug_barrier()
+        place = tl.min(tl.where(refused >= 0, column, COLUMNS))
+        token = tl.max(tl.where(column == place, refused, -1))
+        _put_law_without(rows, states, tiles, judged, summary, verified, state, first + place, token, scale, T)
+        refused = tl.where(column == place, -1, refused)
+
+
+@triton.jit
+def _put_law_without(rows, states, tiles, judged, summary, verified, state, row, refused, scale, T: tl.constexpr):
+    """Stores the law of one row without a refused draft."""
     tile = tl.arange(0, T)
     at = row * tiles.stride + tile
-    follow(OVERLAP)
     maxima = tl.load(tiles.maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=tile < rows.num_tiles, other=0.0)
-    draft, refused = tl.load(judged.drafts + row), tl.load(judged.refused + row)
-    line = tl.load(judged.lines + row)
-    state = tl.load(step.states.index + row)
-    if state < 0:
-        tl.store(verified.status + row, _SKIPPED)
-        tl.store(judged.draft_values + row, MINUS_INF)
-        return
-    if tiles.raw_sums is not None:
-        _put_raw_mass(
-            rows, step.states, tiles, summary, state, row, at, tile < rows.num_tiles, maxima, sums, tl.max(maxima)
-        )
-    if refused >= 0:
-        maxima, sums = _without_refused(rows, step.states, tiles, judged, state, row, refused, at, tile, maxima, sums)
-
-    temperature = temperature_of(step.states, state)
-    row_max = tl.max(maxima)
-    bad = tl.max((sums != sums).to(tl.int32)) != 0
-    tl.store(verified.status + row, tl.where(bad, _NONFINITE, tl.where(row_max == MINUS_INF, _EMPTY, 0)))
-    shift = tl.where(sums > 0, maxima - row_max, 0.0)
-    tl.store(judged.maxima + row, row_max)
-    # Where the scan sums at another scale, the mass is the finish's to tell.
-    tl.store(judged.masses + row, tl.sum(sums * tl.exp(shift * scale_of(temperature))).to(tl.float64))
-
-    own = draft + tl.arange(0, 1)
-    tl.store(judged.draft_values + row + tl.arange(0, 1), load_allowed(rows, judged, row, own, own >= 0))
-    if line < 0:
-        tl.store(judged.q_at_draft + row, 1.0)
-    else:
-        if step.drafts.q.logits is not None or step.drafts.sparse is not None:
-            _put_draft_law(step.drafts, judged, row, state, line, draft, K, BLOCKS, SPARSE)
+    maxima, sums = without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums)
+    row_max, mass = _maximum_and_mass(maxima[None, :], sums[None, :], scale)
+    bad = tl.max((sums != sums).to(tl.int32)[None, :], 1)
+    best = tl.min(tl.where(maxima[None, :] == row_max[:, None], tile[None, :], LAST_ID), 1)
+    row += tl.arange(0, 1)
+    _put_law(judged, summary, verified, row, row >= 0, row_max, mass, bad != 0, best)
 
 
 @triton.jit
-def _without_refused(rows, states, tiles, judged, state, row, refused, at, tile, maxima, sums):
-    """The tiles without the draft that a constraint refuses; raw logprobs keep what the scan found."""
-    if tiles.raw_sums is not None:
-        if raw_apart(rows, states, state, row) == 0:
-            tl.store(tiles.raw_maxima + at, maxima, mask=tile < rows.num_tiles)
-            tl.store(tiles.raw_sums + at, sums, mask=tile < rows.num_tiles)
-    touched = refused // TILE + tl.arange(0, 1)
-    x = load_allowed(rows, judged, row, ids_of(touched), touched[:, None] >= 0)
-    new_maxima = tl.max(x, 1)
-    new_maximum, new_sum = tl.max(new_maxima), tl.max(tile_sums(x, new_maxima, scan_scale(states, state)))
-    maxima = tl.where(tile == refused // TILE, new_maximum, maxima)
-    # What the mask hides may have been bad.
-    sums = tl.where((tile == refused // TILE) & (sums == sums), new_sum, sums)
-    tl.store(tiles.maxima + at, maxima, mask=tile == refused // TILE)
-    tl.store(tiles.sums + at, sums, mask=tile == refused // TILE)
-    return maxima, sums
+def _maximum_and_mass(maxima, sums, scale):
+    """float32 [M] of tiles [M, T]."""
+    maximum = tl.max(maxima, 1)
+    shift = maxima - tl.where(maximum == MINUS_INF, 0.0, maximum)[:, None]
+    # Broken tiles are told by their status.
+    return maximum, tl.sum(tl.where(sums > 0, sums * tl.exp(shift * scale), 0.0), 1)
 
 
 @triton.jit
-def _put_draft_law(
-    drafts, judged, row, state, line, draft, K: tl.constexpr, BLOCKS: tl.constexpr, SPARSE: tl.constexpr
-):
-    """Stores q at the draft, and by which shift and factor q comes of its logits."""
-    own = draft + tl.arange(0, 1)
-    if drafts.sparse is not None:
-        slot = tl.arange(0, SPARSE)
-        listed = slot < drafts.sparse.width
-        ids = tl.load(drafts.sparse.token_ids + line * drafts.sparse.width + slot, mask=listed, other=-1)
-        x = tl.load(drafts.sparse.logits + line * drafts.sparse.width + slot, mask=listed & (ids >= 0), other=MINUS_INF)
-        maxima = x.to(tl.float32)
-        sums = tl.where(ids >= 0, 1.0, 0.0)
-        is_own = (ids == draft) & (ids >= 0)
-        at_draft = tl.max(tl.where(is_own, maxima, MINUS_INF))
-        num_listed, of_draft = tl.sum((ids >= 0).to(tl.int32)), tl.sum(is_own.to(tl.int32))
-    else:
-        at_draft = tl.max(load_logits(drafts.q, line, own, own >= 0))
-        num_listed, of_draft = tl.full([], 1, tl.int32), tl.full([], 1, tl.int32)
+def _put_law(judged, summary, verified, row, mask, row_max, mass, bad, best):
+    status = tl.where(bad, _NONFINITE, tl.where(row_max == MINUS_INF, _EMPTY, 0))
+    tl.store(verified.status + row, status.to(tl.uint8), mask=mask)
+    tl.store(judged.maxima + row, row_max, mask=mask)
+    tl.store(judged.masses + row, mass.to(tl.float64), mask=mask)
+    tl.store(judged.best_tiles + row, best, mask=mask)
+    tl.store(summary.floats + row, row_max.to(tl.float64), mask=mask)
+    tl.store(summary.floats + summary.num_rows + row, tl.log(mass.to(tl.float64)), mask=mask)
+
+
+@triton.jit
+def take_laws(judged, drawn, summary, verified, at, mask):
+    """Stores the laws of rows that the finish has cut. A barrier must follow."""
+    tl.store(verified.status + at, tl.load(drawn.status + at, mask=mask, other=0), mask=mask)
+    tl.store(judged.maxima + at, tl.load(summary.floats + at, mask=mask, other=0.0).to(tl.float32), mask=mask)
+    log_mass = tl.load(summary.floats + summary.num_rows + at, mask=mask, other=0.0)
+    tl.store(judged.masses + at, tl.exp(log_mass), mask=mask)
+
+
+@triton.jit
+def finish_draft_laws(drafts, judged, at, is_draft, BLOCKS: tl.constexpr):
+    """float64 [M]: q at the drafts of rows at [M]; stores what `judge_row` left open. BLOCKS: as in `settle_kernel`."""
+    q = tl.load(judged.q_at_draft + at, mask=is_draft, other=1.0)
+    if drafts.q.logits is not None and drafts.lse is None:
+        mask = is_draft & (tl.load(judged.lines + at, mask=is_draft, other=-1) >= 0)
         block = tl.arange(0, BLOCKS)
-        exists = block < judged.blocks
-        if drafts.lse is None:
-            maxima = tl.load(judged.q_maxima + row * judged.blocks + block, mask=exists, other=MINUS_INF)
-            sums = tl.load(judged.q_sums + row * judged.blocks + block, mask=exists, other=0.0)
-    if drafts.lse is not None:
-        shift = tl.load(drafts.lse + state * K + (line - state * drafts.lines))
-        factor = tl.full([], 1.0, tl.float32)
-    else:
-        shift = tl.max(maxima)
-        total = tl.sum(sums * tl.exp2((maxima - shift) * LOG2_E))
-        factor = 1.0 / total
-    # A broken line is no law: NaN, and no coin is below that.
-    broken = (shift != shift) | (shift == float("inf")) | (shift == MINUS_INF) | (factor != factor)
-    # All tokens that are not listed have q = 0.
-    shift = tl.where(broken, tl.where(num_listed > 0, float("nan"), 0.0), shift)
-    tl.store(judged.q_shifts + row, shift)
-    tl.store(judged.q_factors + row, factor)
-    at_draft = tl.exp(at_draft.to(tl.float64) - shift) * factor
-    tl.store(judged.q_at_draft + row, tl.where(of_draft > 0, at_draft, 0.0))
+        exists = mask[:, None] & (block < judged.blocks)[None, :]
+        places = at[:, None] * judged.blocks + block[None, :]
+        maxima = tl.load(judged.q_maxima + places, mask=exists, other=MINUS_INF)
+        sums = tl.load(judged.q_sums + places, mask=exists, other=0.0)
+        shift = tl.max(maxima, 1)
+        shift, factor = law_of(shift, tl.sum(sums * tl.exp2((maxima - shift[:, None]) * LOG2_E), 1))
+        tl.store(judged.q_shifts + at, shift, mask=mask)
+        tl.store(judged.q_factors + at, factor, mask=mask)
+        q = tl.where(mask, tl.exp(q - shift) * factor, q)
+    return q

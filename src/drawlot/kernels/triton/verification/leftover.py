@@ -1,12 +1,12 @@
-"""What q leaves of p, max(P p - q, 0), over tiles of rows: read for those rows alone that may draw from it."""
+"""What q leaves of p, max(P p - q, 0): of tokens, and summed over rows that `block` has to compare."""
 
 import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.scan import LOG2_E
 from drawlot.kernels.triton.values import MINUS_INF, ids_of, load_logits
-from drawlot.kernels.triton.verification.requests import load_allowed
 
 
 @triton.jit
@@ -26,19 +26,24 @@ def weigh_kernel(
     num_items = tl.load(leftovers.control) * num_blocks
     while item < num_items:
         row = tl.load(leftovers.rows + item // num_blocks).to(tl.int64)
-        tile = (item % num_blocks) * TILES + tl.arange(0, TILES)
-        exists = tile < rows.num_tiles
-        p, left = weights_of(rows, step.drafts, judged, row, ids_of(tile), exists[:, None])
-        at = row * leftovers.stride + tile
-        tl.store(leftovers.kept + at, tl.sum(p, 1), mask=exists)
-        tl.store(leftovers.left + at, tl.sum(left, 1), mask=exists)
+        block = item % num_blocks
+        tile = block * TILES + tl.arange(0, TILES)
+        _p, left = weights_of(rows, step.drafts, judged, row, ids_of(tile), (tile < rows.num_tiles)[:, None])
+        tl.store(leftovers.left + row * leftovers.stride + block, tl.sum(tl.sum(left, 1), 0))
         item += num_programs
+
+
+@triton.jit
+def left_of_row(leftovers, row, num_blocks, BLOCKS: tl.constexpr):
+    """float32: all that is left of a row that has been weighed. BLOCKS: power of two >= num_blocks."""
+    block = tl.arange(0, BLOCKS)
+    return tl.sum(tl.load(leftovers.left + row * leftovers.stride + block, mask=block < num_blocks, other=0.0))
 
 
 @triton.jit
 def weights_of(rows, drafts, judged, row, ids, mask):
     """Float32 p of tokens of a row, and what q leaves of it."""
-    x = load_allowed(rows, judged, row, ids, mask)
+    x = load_allowed(rows, tl.load(judged.refused + row), row, ids, mask)
     line = tl.load(judged.lines + row)
     # Of a row that draws from its own law nobody asks what is left.
     q = tl.zeros_like(x)
@@ -63,7 +68,7 @@ def weights_of(rows, drafts, judged, row, ids, mask):
 
 @triton.jit
 def _sparse_law(sparse, line, ids, shift, factor, q):
-    """A law of few tokens, at ids that lie side by side."""
+    """A law of few tokens, at given ids."""
     lowest, highest = tl.min(ids), tl.max(ids)
     slot = 0
     while slot < sparse.width:

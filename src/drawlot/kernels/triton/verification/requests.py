@@ -5,7 +5,6 @@ import triton.language as tl
 
 from drawlot.kernels.drafts import Method
 from drawlot.kernels.triton.states import filters_of, temperature_of
-from drawlot.kernels.triton.values import MINUS_INF, load_values
 
 STANDARD, BLOCK = tl.constexpr(int(Method.STANDARD)), tl.constexpr(int(Method.BLOCK))
 COUPLED, SYNTHETIC = tl.constexpr(int(Method.COUPLED)), tl.constexpr(int(Method.SYNTHETIC))
@@ -47,15 +46,15 @@ def looks_at_q(states, methods, state):
 
 
 @triton.jit
+def needs_finish(states, methods, state):
+    """Whether the finish of ordinary sampling has to cut the rows, or draws for them."""
+    coupled = (temperature_of(states, state) != 0) & (method_of(methods, state) == COUPLED)
+    return coupled | is_filtered(states, state)
+
+
+@triton.jit
 def step_key(states, state, first, step_row):
     """What draws of a verified step are keyed by: seed, anchor (position of row 0), choice, row; see `noise_key`."""
     seed = tl.load(states.ints + states.num_states + state)
     choice = tl.load(states.ints + 2 * states.num_states + state)
     return seed, tl.load(states.positions + first), choice, step_row
-
-
-@triton.jit
-def load_allowed(rows, judged, row, ids, mask):
-    """The values of a row, its draft masked if a constraint refuses it: as under the overlay, in fewer registers."""
-    x = load_values(rows, row, ids, mask)
-    return tl.where(ids == tl.load(judged.refused + row), MINUS_INF, x)

@@ -1,5 +1,6 @@
 """Verifies the drafts of requests in the tables of a `StepSampler`: a step allocates nothing and waits for nothing."""
 
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -7,16 +8,15 @@ import triton
 from torch import Tensor
 
 from drawlot.errors import InputError
-from drawlot.kernels.drafts import VerifiedRows
+from drawlot.kernels.drafts import Method, VerifiedRows
 from drawlot.kernels.inputs import LogprobsWanted
 from drawlot.kernels.triton.all_tokens import put_many_top_tokens
-from drawlot.kernels.triton.arguments import Columns, Drawn, Overlay, Rows, States
+from drawlot.kernels.triton.arguments import Columns, Drawn, Overlay, Rows, States, Summary
 from drawlot.kernels.triton.launch import Launch, pack
 from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.sample import launches_of_draw
 from drawlot.kernels.triton.step_sampler import StepSampler
 from drawlot.kernels.triton.tensors import one_a_row, refuse_capture
-from drawlot.kernels.triton.verification.acceptance import accept_kernel
 from drawlot.kernels.triton.verification.arguments import (
     Judged,
     Leftovers,
@@ -27,18 +27,16 @@ from drawlot.kernels.triton.verification.arguments import (
     Verdicts,
     Verified,
 )
-from drawlot.kernels.triton.verification.draw import draw_kernel
-from drawlot.kernels.triton.verification.laws import laws_kernel
 from drawlot.kernels.triton.verification.leftover import weigh_kernel
 from drawlot.kernels.triton.verification.scan import scan_step_kernel
+from drawlot.kernels.triton.verification.settle import settle_blocks_kernel, settle_kernel
 from drawlot.kernels.triton.workspace import ROOM, SCAN_TILES, SCAN_WARPS, overlaps, programs_together
 from drawlot.outputs import LogitsRows, SparseDraftLogits
 
 WEIGH_TILES, WEIGH_WARPS, WEIGH_GRIDS = 8, 4, 4
 """Tiles that a program weighs at a time, its warps, and how many times `programs_together` there are"""
-DRAW_TILES, DRAW_WARPS = 16, 8
-"""Tiles that a draw reads at a time, and its warps"""
-LAW_WARPS, ACCEPT_WARPS = 4, 1
+SETTLE_TILES, SETTLE_WARPS, SETTLE_NUMBERS = 16, 8, 8192
+"""Tiles that a request's program reads at a time, its warps, and how many tile summaries"""
 
 
 class _Memory(NamedTuple):
@@ -53,7 +51,7 @@ class _Memory(NamedTuple):
 
     @classmethod
     def of(cls, num_reqs: int, num_rows: int, num_drafts: int, num_tiles: int, device: torch.device) -> "_Memory":
-        blocks, stride = triton.cdiv(num_tiles, SCAN_TILES), max(triton.next_power_of_2(num_tiles), 16)
+        blocks, stride = triton.cdiv(num_tiles, SCAN_TILES), triton.cdiv(num_tiles, WEIGH_TILES)
         num_words = num_tiles * 4
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -72,6 +70,7 @@ class _Memory(NamedTuple):
                 num_words,
                 empty(long, num_rows),
                 empty(long, num_rows),
+                empty(integer, num_rows),
                 empty(single, num_rows),
                 empty(double, num_rows),
                 empty(single, num_rows),
@@ -90,7 +89,6 @@ class _Memory(NamedTuple):
                 empty(integer, num_rows),
                 empty(integer, 1),
                 empty(single, num_rows, stride),
-                empty(single, num_rows, stride),
                 stride,
             ),
             Verdicts(empty(integer, num_reqs), empty(integer, num_reqs), empty(integer, num_reqs)),
@@ -107,21 +105,28 @@ class _Memory(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The launches of a step, in three parts by what they are given, and where logprobs are written."""
+    """The launches of a step."""
 
     scan: Launch
-    laws: Launch
     finish: list[Launch]
-    accept: Launch
-    weigh: Launch
-    draw: Launch
+    """For requests with filters and those of `coupled`"""
+    settle: Launch
+    blocks: list[Launch]
+    """For requests of `block` whose drafts have laws"""
     columns: Launch | None
 
 
 class StepVerifier:
     """Verification for the requests that a `StepSampler` knows."""
 
-    def __init__(self, steps: StepSampler, num_drafts: int, methods: Tensor, rates: Tensor | None) -> None:
+    def __init__(
+        self,
+        steps: StepSampler,
+        num_drafts: int,
+        methods: Tensor,
+        rates: Tensor | None,
+        in_use: Callable[[], Collection[int]],
+    ) -> None:
         """Make room for steps of all requests.
 
         Args:
@@ -129,12 +134,14 @@ class StepVerifier:
             num_drafts: K, of a request at most.
             methods: int64 [max_num_reqs], a `Method` each, written by the caller.
             rates: float64 [K], of `synthetic`.
+            in_use: Which methods requests may have now.
         """
         self._steps = steps
         self._num_drafts = num_drafts
         self._columns = triton.next_power_of_2(num_drafts + 1)
         self._methods = Methods(methods, rates)
-        self._plans: dict[tuple[int, int], _Plan] = {}
+        self._in_use = in_use
+        self._plans: dict[tuple[int, int, bool, bool], _Plan] = {}
         self._max_reqs = 0
         self._reserve(steps._floats.shape[1])
 
@@ -175,19 +182,19 @@ class StepVerifier:
         drafts = self._drafts(n, num_reqs, rows, draft_token_ids, draft_logits, draft_lse)
         step = pack(Step(packed_states, drafts))
         width = 1 if drafts.sparse is None else drafts.sparse.width
-        plan = self._plan(width)
+        plan = self._plan(width, has_laws=draft_logits is not None)
         steps._edits.find_bad_words(n, plain, packed_states)
         blocks = memory.judged.blocks
         sums = draft_lse is None and isinstance(draft_logits, Tensor)
         lines = num_reqs * self._num_drafts if sums else 0
-        plan.scan((n + lines) * blocks + num_reqs, plain, step)
-        plan.laws(n, plain, step)
-        finished = pack(states._replace(index=memory.judged.finished))
-        for launch in plan.finish:
-            launch(n, masked, finished)
-        plan.accept(num_reqs, step, self._packed_methods)
-        plan.weigh(0, plain, step)
-        plan.draw(num_reqs, plain, step)
+        plan.scan((n + lines) * blocks + num_reqs * (self._num_drafts + 1), plain, step)
+        if plan.finish:
+            finished = pack(states._replace(index=memory.judged.finished))
+            for launch in plan.finish:
+                launch(n, masked, finished)
+        plan.settle(num_reqs, plain, step)
+        for launch in plan.blocks:
+            launch(num_reqs, plain, step)
         logprobs = None
         if plan.columns is not None and columns is not None:
             plan.columns(n, masked, packed_states)
@@ -259,14 +266,15 @@ class StepVerifier:
             steps._reserve_rows(max_rows)
         self._max_reqs = max_reqs
         self._memory = _Memory.of(max_reqs, max_rows, self._num_drafts, steps._num_tiles, steps._floats.device)
-        self._packed_methods = pack(self._methods)
         self._work = steps._work
         self._plans.clear()
 
-    def _plan(self, width: int) -> _Plan:
+    def _plan(self, width: int, *, has_laws: bool) -> _Plan:
         """What a step does for the requests alive; width: of sparse laws."""
-        sampler_plan = self._steps._plan()
-        key = sampler_plan.serial, triton.next_power_of_2(width)
+        sampler_plan, methods = self._steps._plan(), self._in_use()
+        finishes = self._steps.has_filters or Method.COUPLED in methods
+        weighs = has_laws and Method.BLOCK in methods
+        key = sampler_plan.serial, triton.next_power_of_2(width), finishes, weighs
         if self._work is not self._steps._work:
             # The sampler's memory has grown.
             self._work = self._steps._work
@@ -274,12 +282,12 @@ class StepVerifier:
         plan = self._plans.get(key)
         if plan is None:
             refuse_capture(self._methods.of_states, "it has not run before with what its requests ask for")
-            plan = self._plans[key] = self._new_plan(sampler_plan.columns, key[1])
+            plan = self._plans[key] = self._new_plan(sampler_plan.columns, *key[1:])
         return plan
 
-    def _new_plan(self, columns: Columns | None, sparse: int) -> _Plan:
+    def _new_plan(self, columns: Columns | None, sparse: int, finishes: bool, weighs: bool) -> _Plan:
         steps, (judged, leftovers, verdicts, verified, _) = self._steps, self._memory
-        work = self._work
+        work = self._work._replace(tiles=self._work.tiles._replace(refused=judged.refused))
         if columns is None:
             work = work._replace(tiles=work.tiles._replace(raw_maxima=None, raw_sums=None))
         wanted = None if columns is None else steps._wanted
@@ -288,88 +296,84 @@ class StepVerifier:
             torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.uint8, device=device)
         )
         blocks, overlap = judged.blocks, overlaps(device)
-        together = programs_together(device) * WEIGH_GRIDS
         # Noise has the bits of `rng` only without fused multiply-add.
         how = {"OVERLAP": overlap, "enable_fp_fusion": False}
         follow = {**how, "launch_pdl": overlap}
-        shape = {"K": self._num_drafts, "COLUMNS": self._columns}
         tiles, methods = work.tiles, self._methods
-        launch_of_logprobs = None
-        if columns is not None:
-            emitted = Drawn(verified.emitted, verified.status)
-            launch_of_logprobs = launch_of_columns(work, steps._wanted, emitted, columns, steps._mode)
+        shape = {"K": self._num_drafts, "COLUMNS": self._columns}
+        settling = {
+            **shape,
+            "WIDE": wide,
+            "T": work.tile_block,
+            "ROOM": ROOM,
+            "TILES": SETTLE_TILES,
+            "num_warps": SETTLE_WARPS,
+            **follow,
+        }
+        laws = tiles, work.lists, work.whole, methods, judged, leftovers, verdicts
+        scan = Launch(
+            scan_step_kernel,
+            lambda programs: programs,
+            tiles,
+            wanted,
+            methods,
+            judged,
+            leftovers,
+            verdicts,
+            blocks,
+            **shape,
+            SPARSE=sparse,
+            TILES=SCAN_TILES,
+            num_warps=SCAN_WARPS,
+            **how,
+        )
+        settle = Launch(
+            settle_kernel,
+            lambda num_reqs: num_reqs,
+            *laws,
+            drawn,
+            work.summary,
+            verified,
+            ROWS=max(1, min(self._columns, SETTLE_NUMBERS // work.tile_block)),
+            BLOCKS=triton.next_power_of_2(blocks),
+            **settling,
+        )
+        emitted = Drawn(verified.emitted, verified.status)
         return _Plan(
-            Launch(
-                scan_step_kernel,
-                lambda programs: programs,
-                tiles,
-                wanted,
-                methods,
-                judged,
-                leftovers,
-                verdicts,
-                blocks,
-                **shape,
-                TILES=SCAN_TILES,
-                num_warps=SCAN_WARPS,
-                **how,
-            ),
-            Launch(
-                laws_kernel,
-                lambda n: n,
-                tiles,
-                judged,
-                verified,
-                work.summary,
-                K=self._num_drafts,
-                T=work.tile_block,
-                BLOCKS=triton.next_power_of_2(blocks),
-                SPARSE=sparse,
-                num_warps=LAW_WARPS,
-                **follow,
-            ),
-            launches_of_draw(work, steps._num_tiles, None, drawn, wide=wide)[1:],
-            Launch(
-                accept_kernel,
-                lambda num_reqs: num_reqs,
-                judged,
-                leftovers,
-                verdicts,
-                drawn,
-                work.summary,
-                verified,
-                WIDE=wide,
-                **shape,
-                num_warps=ACCEPT_WARPS,
-                **follow,
-            ),
+            scan,
+            launches_of_draw(work, steps._num_tiles, None, drawn, wide=wide)[1:] if finishes else [],
+            settle,
+            self._launches_of_blocks(laws, work.summary, settling, follow) if weighs else [],
+            None if columns is None else launch_of_columns(work, steps._wanted, emitted, columns, steps._mode),
+        )
+
+    def _launches_of_blocks(
+        self, laws: tuple[Any, ...], summary: Summary, settling: dict[str, Any], follow: dict[str, Any]
+    ) -> list[Launch]:
+        """Weigh rows, then settle their requests."""
+        (judged, leftovers, _, verified, _) = self._memory
+        together = programs_together(self._methods.of_states.device) * WEIGH_GRIDS
+        num_blocks = leftovers.stride
+        return [
             Launch(
                 weigh_kernel,
                 lambda _: together,
                 judged,
                 leftovers,
                 together,
-                triton.cdiv(steps._num_tiles, WEIGH_TILES),
+                num_blocks,
                 TILES=WEIGH_TILES,
                 num_warps=WEIGH_WARPS,
                 **follow,
             ),
             Launch(
-                draw_kernel,
+                settle_blocks_kernel,
                 lambda num_reqs: num_reqs,
-                tiles,
-                work.lists,
-                judged,
-                leftovers,
-                verdicts,
-                methods,
+                *laws,
+                summary,
                 verified,
-                WIDE=wide,
-                T=work.tile_block,
-                TILES=DRAW_TILES,
-                **shape,
-                num_warps=DRAW_WARPS,
-                **follow,
+                num_blocks,
+                BLOCKS=triton.next_power_of_2(num_blocks),
+                **settling,
             ),
-            launch_of_logprobs,
-        )
+        ]

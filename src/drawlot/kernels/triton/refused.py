@@ -1,0 +1,38 @@
+"""A row without a token that the scan saw: a draft that a constraint refuses."""
+
+import triton
+import triton.language as tl
+
+from drawlot.kernels.triton.scan import tile_sums
+from drawlot.kernels.triton.states import scan_scale
+from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, slot_of
+
+
+@triton.jit
+def load_allowed(rows, refused, row, ids, mask):
+    """The values of a row, without the refused token: as under an overlay, in fewer registers."""
+    return tl.where(ids == refused, MINUS_INF, load_values(rows, row, ids, mask))
+
+
+@triton.jit
+def without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums):
+    """Stores and returns a row's tiles without a token; raw logprobs keep what the scan found."""
+    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
+    if tiles.raw_sums is not None:
+        # Otherwise the scan has stored them.
+        same = scan_scale(states, state) == 1.0
+        if rows.edits is not None:
+            same = same & (slot_of(rows, row) < 0)
+        if same:
+            tl.store(tiles.raw_maxima + at, maxima, mask=exists)
+            tl.store(tiles.raw_sums + at, sums, mask=exists)
+    touched = refused // TILE + tl.arange(0, 1)
+    x = load_allowed(rows, refused, row, ids_of(touched), touched[:, None] >= 0)
+    new_maxima = tl.max(x, 1)
+    new_sum = tl.max(tile_sums(x, new_maxima, scan_scale(states, state)))
+    maxima = tl.where(tile == refused // TILE, tl.max(new_maxima), maxima)
+    # What the mask hides may have been bad.
+    sums = tl.where((tile == refused // TILE) & (sums == sums), new_sum, sums)
+    tl.store(tiles.maxima + at, maxima, mask=tile == refused // TILE)
+    tl.store(tiles.sums + at, sums, mask=tile == refused // TILE)
+    return maxima, sums

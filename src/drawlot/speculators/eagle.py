@@ -1,5 +1,6 @@
 """An EAGLE-style head drafts from the target's hidden states; see `eagle_head`."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,7 +16,12 @@ class PagedHead(Protocol):
     """The head on a paged cache. A token's entry, made of the state before it, lies in the token's slot."""
 
     def states(
-        self, rows: Sequence[int], starts: Sequence[int], token_ids: Sequence[Sequence[int]], before: Tensor
+        self,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        token_ids: Sequence[Sequence[int]],
+        before: Tensor,
+        num_following: int = 0,
     ) -> Tensor:
         """Compute the tokens of some rows from position `starts` >= 1 on.
 
@@ -24,9 +30,21 @@ class PagedHead(Protocol):
             starts: One for each row.
             token_ids: T in all.
             before: [T, D], the state at the position before each token: the target's, or the head's own.
+            num_following: How many calls of `follow` may come for these rows.
 
         Returns:
             [T, D], the states expected at the tokens.
+        """
+
+    def follow(self, token_ids: Sequence[int], before: Tensor) -> Tensor:
+        """Compute one token more of each row of the last call of `states`.
+
+        Args:
+            token_ids: One for each row.
+            before: [R, D], the head's own state at the position before each.
+
+        Returns:
+            [R, D], the states expected at the tokens.
         """
 
     def logits(self, states: Tensor) -> Tensor:
@@ -68,7 +86,8 @@ class Eagle(Speculator):
         """Fill up to the last token, then draft."""
         drafting = [request for request in requests if request.num_drafts]
         ends = [len(request.token_ids) for request in drafting]
-        self._last = self._fill(drafting, ends)
+        self._announce(drafting, 0)
+        self._last = self._fill(drafting, ends, self._announced)
         logits = None if self._last is None else self._head.logits(self._last)
         return draft_chains(requests, logits, self._follow, self._sampler)
 
@@ -90,7 +109,7 @@ class Eagle(Speculator):
         """Zero blocks of the cache."""
         self._head.clear(blocks)
 
-    def _fill(self, requests: Sequence[StepRequest], ends: Sequence[int]) -> Tensor | None:
+    def _fill(self, requests: Sequence[StepRequest], ends: Sequence[int], num_following: int = 0) -> Tensor | None:
         """Make the missing entries before `ends`; [those that missed some, D], what the head expects at the last."""
         rows: list[int] = []
         starts: list[int] = []
@@ -107,17 +126,29 @@ class Eagle(Speculator):
                 self._filled[row] = end
         if not rows:
             return None
-        states = self._head.states(rows, starts, token_ids, torch.cat(before))
-        counts = torch.tensor([len(ids) for ids in token_ids], device=states.device)
-        return states[counts.cumsum(0) - 1]
+        states = self._head.states(rows, starts, token_ids, torch.cat(before), num_following)
+        last = [end - 1 for end in itertools.accumulate(map(len, token_ids))]
+        return states[torch.tensor(last, device=states.device)]
 
     def _follow(self, last: Sequence[Last]) -> Tensor:
         assert self._last is not None
-        lines = torch.tensor([each.line for each in last], device=self._last.device)
-        self._last = self._head.states(
-            [each.request.row for each in last],
-            [each.position for each in last],
-            [[each.token_id] for each in last],
-            self._last[lines],
-        )
+        ids = [each.token_id for each in last]
+        if len(last) == len(self._last) and self._announced:
+            self._announced -= 1
+            self._last = self._head.follow(ids, self._last)
+        else:
+            lines = torch.tensor([each.line for each in last], device=self._last.device)
+            drafted = last[0].position + 1 - len(last[0].request.token_ids)
+            self._announce([each.request for each in last], drafted)
+            self._last = self._head.states(
+                [each.request.row for each in last],
+                [each.position for each in last],
+                [[token_id] for token_id in ids],
+                self._last[lines],
+                self._announced,
+            )
         return self._head.logits(self._last)
+
+    def _announce(self, requests: Sequence[StepRequest], drafted: int) -> None:
+        """Find how many tokens all of the requests are sure to let follow the one that is next."""
+        self._announced = max(0, min((request.num_drafts for request in requests), default=0) - drafted - 1)

@@ -1,7 +1,11 @@
 """The exact law of the sequences that a small model writes, and how well what an engine writes fits it."""
 
+import gc
 import itertools
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,7 +15,8 @@ from drawlot.engine.engine import Engine
 from drawlot.params import MAX_CHOICES, SamplingParams
 
 
-class Law(NamedTuple):
+@dataclass(frozen=True)
+class Law:
     """The sequences of `length` draws among the best `top_k` tokens of a model, after a prompt."""
 
     prompt: list
@@ -20,6 +25,21 @@ class Law(NamedTuple):
     """int64 [top_k ** length, length], in the order of their digits: the rank of each token after those before it"""
     probabilities: np.ndarray
     """float64 [top_k ** length]"""
+
+    @cached_property
+    def place(self) -> dict:
+        """Where in `sequences` each one stands."""
+        return {tuple(sequence): place for place, sequence in enumerate(self.sequences.tolist())}
+
+
+@contextmanager
+def without_cycle_collector() -> Iterator[None]:
+    """A request and its choices hold each other: over so many live ones, each search for cycles is long and in vain."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @torch.inference_mode()
@@ -35,6 +55,7 @@ def law_of(model, prompt, length, top_k):
     return Law(prompt, top_k, texts[:, len(prompt) :].numpy(), probabilities)
 
 
+@without_cycle_collector()
 def written(engine: Engine, law: Law, num_sequences):
     """int64 [num_sequences, length]: what the engine writes, many choices of each of many seeds."""
     length = law.sequences.shape[1]
@@ -52,9 +73,8 @@ def written(engine: Engine, law: Law, num_sequences):
 
 def fits_of(sequences, law):
     """Chi-squares of whole sequences, and of what stands at each pair of places; an unknown sequence is an error."""
-    place = {tuple(sequence): i for i, sequence in enumerate(law.sequences.tolist())}
-    counts = np.zeros(len(law.sequences))
-    np.add.at(counts, [place[tuple(sequence)] for sequence in sequences.tolist()], 1)
+    places = [law.place[tuple(sequence)] for sequence in sequences.tolist()]
+    counts = np.bincount(places, minlength=len(law.sequences)).astype(np.float64)
     length = law.sequences.shape[1]
     tables = [each.reshape((law.top_k,) * length) for each in (counts, law.probabilities)]
     fits = {"all": testing.chi_square(counts, law.probabilities)}

@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 from torch import Tensor, device
 
 from drawlot.errors import BackendError
+from drawlot.kernels.draft_draws import DrawDrafts, SampleRowsOnStreams, drawn_apart
 from drawlot.kernels.drafts import Drafts, Law, VerifiedRows
 from drawlot.kernels.inputs import BatchFacts, Edits, LogprobsWanted, RowParams, SampledRows
 from drawlot.kernels.requests import StepSampler
-from drawlot.rng import TARGET, Stream
 
 logger = logging.getLogger("drawlot")
 _logged: set[str] = set()
@@ -28,21 +28,6 @@ class SampleRows(Protocol):
 
     def __call__(
         self, logits: Tensor, params: RowParams, edits: Edits, wanted: LogprobsWanted | None, *, wide: bool = False
-    ) -> SampledRows: ...
-
-
-class SampleRowsOnStreams(Protocol):
-    """`sample_rows` of a backend that also draws for other purposes than ordinary ones."""
-
-    def __call__(
-        self,
-        logits: Tensor,
-        params: RowParams,
-        edits: Edits,
-        wanted: LogprobsWanted | None,
-        *,
-        wide: bool = False,
-        streams: tuple[Stream, Stream] = TARGET,
     ) -> SampledRows: ...
 
 
@@ -68,6 +53,7 @@ class Drafting(NamedTuple):
     log_weights: Callable[[Tensor, RowParams], Tensor]
     verify_rows: VerifyRows
     law: Callable[[Tensor, RowParams, Edits, Drafts], Law]
+    draw_drafts: DrawDrafts
 
 
 class Backend(NamedTuple):
@@ -155,13 +141,16 @@ def own_backend(on: device) -> Backend:
 @cache
 def _load(name: str) -> Backend:
     module = import_module(f"drawlot.kernels.{name}")
+    drafting = None
+    if hasattr(module, "verify_rows"):
+        rows, weights = module.sample_rows, module.log_weights
+        draw_drafts = getattr(module, "draw_drafts", None) or drawn_apart(rows, weights)
+        drafting = Drafting(rows, weights, module.verify_rows, module.law, draw_drafts)
     return Backend(
         name,
         module.sample_rows,
         module.logprobs_of,
         getattr(module, "for_batch", None),
         getattr(module, "StepSampler", None),
-        Drafting(module.sample_rows, module.log_weights, module.verify_rows, module.law)
-        if hasattr(module, "verify_rows")
-        else None,
+        drafting,
     )

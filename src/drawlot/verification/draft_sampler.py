@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from drawlot.errors import InputError, ParameterError
-from drawlot.kernels.inputs import Edits, RowParams
+from drawlot.kernels.draft_draws import without_filters
+from drawlot.kernels.inputs import RowParams
 from drawlot.rng import DRAFT, TARGET
 from drawlot.sampling import Sampler
 from drawlot.sampling.sampler import check_logits
@@ -83,38 +84,20 @@ class DraftSampler:
             largest, token_ids = logits.max(1)
             token_ids = torch.where(largest.isfinite(), token_ids, -1)
         else:
-            params = self._params(params, step)
-            weights = self._kernels.log_weights(logits, params)
+            streams = TARGET if self._coupled else DRAFT
+            drawn = self._kernels.draw_drafts(
+                logits, self._params(params, step), wide=self.sampler.use_fp64_gumbel, streams=streams
+            )
+            token_ids, weights, lse = drawn
             lines = torch.where(idx_mapping < 0, self.sampler.max_num_reqs, idx_mapping)
             self._logits[lines, step] = weights
-            self._lse[lines, step] = weights.logsumexp(1)
-            token_ids = self._kernels.sample_rows(
-                weights,
-                _as_they_are(params),
-                Edits(),
-                None,
-                wide=self.sampler.use_fp64_gumbel,
-                streams=TARGET if self._coupled else DRAFT,
-            ).token_ids
+            self._lse[lines, step] = lse
         return torch.where(idx_mapping < 0, -1, token_ids)
 
     def _params(self, params: RowParams, step: int) -> RowParams:
         """The request's own, less what drafts are not drawn with."""
         if not self._filters:
-            params = _without_filters(params)
+            params = without_filters(params)
         if self._coupled:
             return params._replace(position=params.position + step)
         return params._replace(row=torch.full_like(params.row, step))
-
-
-def _without_filters(params: RowParams) -> RowParams:
-    return params._replace(
-        top_k=torch.zeros_like(params.top_k),
-        top_p=torch.ones_like(params.top_p),
-        min_p=torch.zeros_like(params.min_p),
-    )
-
-
-def _as_they_are(params: RowParams) -> RowParams:
-    """To draw from log-weights that temperature and filters have already made."""
-    return _without_filters(params)._replace(temperature=torch.ones_like(params.temperature))

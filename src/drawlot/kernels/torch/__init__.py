@@ -4,9 +4,10 @@ Follows the one-read design: tile maxima and tile masses first, then work on the
 vocabulary is sorted, and no noise is drawn for tokens that cannot be kept.
 """
 
+from drawlot.kernels.torch.draft_draws import draw_drafts
 from drawlot.kernels.torch.log_weights import log_weights
 from drawlot.kernels.torch.logprobs import logprobs_of
 from drawlot.kernels.torch.sample import sample_rows
 from drawlot.kernels.torch.verify import law, verify_rows
 
-__all__ = ["law", "log_weights", "logprobs_of", "sample_rows", "verify_rows"]
+__all__ = ["draw_drafts", "law", "log_weights", "logprobs_of", "sample_rows", "verify_rows"]

@@ -23,8 +23,8 @@ lint: .venv/installed
 types: .venv/installed
 	$(BIN)/mypy
 
-unit: .venv/installed
-	$(BIN)/pytest -q
+unit: .venv/installed  ## two processes of one thread each; tests that count together stay together
+	$(BIN)/pytest -q -n 2 --dist loadgroup
 
 sequences: .venv/installed  ## 2^17 sequences with every speculator and method, 2^13 of the embedded model; half an hour
 	$(BIN)/pytest -q -m minutes tests/speculative tests/verification

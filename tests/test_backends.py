@@ -54,6 +54,7 @@ def margins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
     registry._load.cache_clear()
 
 
+@pytest.mark.xdist_group("near-ties of draws")
 @pytest.mark.parametrize("vocab_size", ROWS)
 def test_random_rows(vocab_size: int, margins: list[Tensor]) -> None:
     rng = np.random.default_rng([20_000, vocab_size])

@@ -15,6 +15,7 @@ REQUESTS = {1: 640, 2: 960, 3: 960, 127: 960, 129: 960, 300: 1280, 1000: 640, 40
 _excused: list[str] = []
 
 
+@pytest.mark.xdist_group("near-ties of verification")
 @pytest.mark.parametrize("vocab_size", REQUESTS)
 def test_random_batches(vocab_size: int, margins: list[Tensor]) -> None:
     rng = np.random.default_rng([4, vocab_size])

@@ -93,13 +93,44 @@ class Drawn(NamedTuple):
         self.rank[index] = part.rank
 
 
+class Waiting(NamedTuple):
+    """Rows whose law is settled, and whose tokens wait to be drawn."""
+
+    places: IntArray
+    """[M]: which of the N rows they are"""
+    rows: Rows
+    """The M rows"""
+    cut: Cut
+    log_mass: NDArray[np.float64]
+    """[M, T]: of the kept tokens of each tile"""
+
+    def draw(self, which: NDArray[np.bool_], drawn: Drawn, streams: tuple[Stream, Stream]) -> None:
+        """Draw for some of the N rows, bool [N], into what the N rows have drawn."""
+        mine = np.flatnonzero(which[self.places])
+        if len(mine) == len(self.places):
+            drawn.tokens[self.places] = _race(self.rows, self.cut, self.log_mass, streams)
+        elif len(mine):
+            rows, cut = self.rows.pick(mine), self.cut.pick(mine)
+            drawn.tokens[self.places[mine]] = _race(rows, cut, self.log_mass[mine], streams)
+
+
 def draw(rows: Rows, greedy: NDArray[np.bool_], streams: tuple[Stream, Stream]) -> Drawn:
     """One token for each row; greedy: bool [N], rows that take the first token of the order."""
+    drawn, waiting = settle(rows, greedy, streams)
+    if waiting is not None:
+        waiting.draw(np.ones(len(greedy), np.bool_), drawn, streams)
+    return drawn
+
+
+def settle(rows: Rows, greedy: NDArray[np.bool_], streams: tuple[Stream, Stream]) -> tuple[Drawn, Waiting | None]:
+    """The laws of all rows, and the tokens of those whose law is found on the way to one; arguments as of `draw`."""
     n = len(greedy)
     drawn = Drawn.nothing(n)
     index = np.flatnonzero(greedy)
     if len(index):
         drawn.put(index, _first_tokens(rows.pick(index)))
+        if len(index) == n:
+            return drawn, None
     filtered = ~greedy & rows.filters.some_on
     index = np.flatnonzero(filtered & filters.listable(rows.filters))
     tile_mass = rows.tile_mass()
@@ -108,9 +139,13 @@ def draw(rows: Rows, greedy: NDArray[np.bool_], streams: tuple[Stream, Stream]) 
         drawn.put(index[listed], part)
     # The others, and those whose lists did not suffice, take the masses of whole rows.
     index = np.flatnonzero(drawn.tokens < 0)
-    if len(index):
-        drawn.put(index, _from_whole_rows(rows.pick(index), tile_mass[index], streams))
-    return drawn
+    if not len(index):
+        return drawn, None
+    own = rows.pick(index)
+    cut, mass, log_mass = _whole_rows(own, tile_mass[index])
+    drawn.cut.value[index], drawn.cut.id[index] = cut
+    drawn.mass[index] = mass
+    return drawn, Waiting(index, own, cut, log_mass)
 
 
 def _first_tokens(rows: Rows) -> Drawn:
@@ -151,8 +186,8 @@ def _from_lists(rows: Rows, tile_mass: NDArray[np.float64], streams: tuple[Strea
     return chosen, Drawn(tokens, totals, listed.cut.pick(chosen), rank)
 
 
-def _from_whole_rows(rows: Rows, tile_mass: NDArray[np.float64], streams: tuple[Stream, Stream]) -> Drawn:
-    """Rows without filters, and rows whose cut may lie anywhere."""
+def _whole_rows(rows: Rows, tile_mass: NDArray[np.float64]) -> tuple[Cut, NDArray[np.float64], NDArray[np.float64]]:
+    """Rows without filters, and rows whose cut may lie anywhere: cuts, masses [N], and log-masses of tiles [N, T]."""
     n = len(tile_mass)
     cut, mass = Cut.nowhere(n), tile_mass.sum(1)
     log_mass = np.empty(rows.maxima.shape) if rows.masses is None else rows.masses.log()
@@ -173,11 +208,15 @@ def _from_whole_rows(rows: Rows, tile_mass: NDArray[np.float64], streams: tuple[
         index = np.array(summed_again)
         masses = rows.pick(index).kept_masses(cut.pick(index))
         log_mass[index], mass[index] = masses.log(), masses.totals()
-    tile = rows.keys.race_run(np.zeros(n, np.int64), log_mass, streams[0])
+    return cut, mass, log_mass
+
+
+def _race(rows: Rows, cut: Cut, log_mass: NDArray[np.float64], streams: tuple[Stream, Stream]) -> IntArray:
+    """The tokens of rows whose tiles have such masses of kept tokens."""
+    tile = rows.keys.race_run(np.zeros(len(log_mass), np.int64), log_mass, streams[0])
     x = rows.tiles_at(tile)
     value, last = cut.value[:, None], (cut.id - tile * TILE)[:, None]
     kept = ((x > value) | ((x == value) & (np.arange(TILE) <= last))) & (x > -np.inf)
     x = np.where(kept, x, np.float64(-np.inf))[:, : np.flatnonzero(kept.any(0))[-1] + 1]
     z = (x - rows.row_max[:, None]) / rows.temperature[:, None]
-    tokens = rows.keys.race_run(tile * TILE, z, streams[1])
-    return Drawn(tokens, mass, cut, np.zeros(n, np.int64))
+    return rows.keys.race_run(tile * TILE, z, streams[1])

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from drawlot.kernels.inputs import Edits, RowParams
-from drawlot.kernels.torch.draw import draw
+from drawlot.kernels.torch.draw import settle
 from drawlot.kernels.torch.sample import rows_at_once
 from drawlot.kernels.torch.scanned import scan_rows
 from drawlot.kernels.torch.tiles import Cut
@@ -30,8 +30,8 @@ def _of_chunk(logits: Tensor, params: RowParams) -> Tensor:
     cut = Cut.nowhere(len(logits))
     index = np.flatnonzero(good & (scanned.greedy | rows.filters.some_on))
     if len(index):
-        # The cut of a row is found on the way to a draw, which is not used.
-        drawn = draw(rows.pick(index), scanned.greedy[index], DRAFT)
+        # Some cuts are found on the way to a token, which is not used.
+        drawn, _ = settle(rows.pick(index), scanned.greedy[index], DRAFT)
         cut.value[index], cut.id[index] = drawn.cut
     row_max, temperature, value, last = (
         torch.from_numpy(column).to(device).unsqueeze(1) for column in (rows.row_max, rows.temperature, *cut)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drawlot import rng
-from drawlot.kernels.drafts import Drafts, Law, Method, VerifiedRows
+from drawlot.kernels.drafts import PADDING, Drafts, Law, Method, VerifiedRows
 from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted, RowParams
-from drawlot.kernels.torch.draw import Drawn, draw
+from drawlot.kernels.torch.draw import Drawn, Waiting, settle
 from drawlot.kernels.torch.logprobs import Columns
 from drawlot.kernels.torch.race import NoiseKeys
 from drawlot.kernels.torch.sample import joined, rows_at_once
@@ -26,7 +26,23 @@ from drawlot.kernels.torch.verification import acceptance
 from drawlot.kernels.torch.verification.draft_laws import DraftLaws
 from drawlot.kernels.torch.verification.steps import Steps
 from drawlot.kernels.torch.verification.target_laws import Residuals, TargetLaws
-from drawlot.rng import BONUS, RESIDUAL, TARGET
+from drawlot.rng import BONUS, RESIDUAL, TARGET, Stream
+
+
+class OwnDraws(NamedTuple):
+    """What rows draw from their own laws, of which few are asked for."""
+
+    drawn: Drawn
+    """Of all N rows; -1 where a token waits to be drawn"""
+    waiting: list[tuple[Waiting, tuple[Stream, Stream]]]
+
+    def draw(self, which: IntArray) -> None:
+        """Let some rows [E] wait no longer."""
+        if self.waiting and which.size:
+            wanted = np.zeros(len(self.drawn.tokens), np.bool_)
+            wanted[which] = self.drawn.tokens[which] < 0
+            for waiting, streams in self.waiting:
+                waiting.draw(wanted, self.drawn, streams)
 
 
 class Judged(NamedTuple):
@@ -34,8 +50,7 @@ class Judged(NamedTuple):
 
     steps: Steps
     scanned: Scanned
-    drawn: Drawn
-    """What each row draws from its own law"""
+    own: "OwnDraws"
     p: TargetLaws
     q: DraftLaws
     thresholds: NDArray[np.float64]
@@ -54,7 +69,9 @@ def verify_rows(
     wide: bool = False,
 ) -> VerifiedRows:
     """Verifies the drafts of each request; see `Drafts` and `VerifiedRows` for shapes, `sample_rows` for the rest."""
-    edits = drafts.masked_in(edits, logits.shape[1])
+    edits = _masked_in(drafts, edits, logits.shape[1])
+    if len(logits) <= rows_at_once(logits.shape[1]):
+        return _verify_chunk(logits, params, edits, drafts, wanted, wide)
     parts = []
     for requests, rows in _chunks(drafts, logits):
         own_edits, own_wanted = edits.rows(rows.start, rows.stop), wanted and wanted.pick(rows)
@@ -66,12 +83,17 @@ def verify_rows(
 
 def law(logits: Tensor, params: RowParams, edits: Edits, drafts: Drafts) -> Law:
     """What `verify_rows` decides by; arguments as there."""
-    edits = drafts.masked_in(edits, logits.shape[1])
+    edits = _masked_in(drafts, edits, logits.shape[1])
     parts = [
         _law_of_chunk(logits[rows], params.pick(rows), edits.rows(rows.start, rows.stop), drafts.pick(requests))
         for requests, rows in _chunks(drafts, logits)
     ]
     return Law(*(torch.cat(column) for column in zip(*parts)))
+
+
+def _masked_in(drafts: Drafts, edits: Edits, vocab_size: int) -> Edits:
+    """The edits with refused drafts masked, which are rare."""
+    return drafts.masked_in(edits, vocab_size) if (on_host(drafts.token_ids) < PADDING).any() else edits
 
 
 def _chunks(drafts: Drafts, logits: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -90,18 +112,22 @@ def _verify_chunk(
 ) -> VerifiedRows:
     n, device = len(logits), logits.device
     judged = _judge(logits, params, edits, drafts, wanted, wide)
-    steps, drawn = judged.steps, judged.drawn
-    accepted = num_accepted(judged, coins(params, steps, wide))
-    each, columns = np.arange(len(accepted)), np.arange(steps.drafts.shape[1] + 1)
+    steps, own = judged.steps, judged.own
+    tossed = coins(params, steps, wide) if steps.tosses.any() else np.ones(steps.drafts.shape)
+    accepted = num_accepted(judged, tossed)
+    columns = np.arange(steps.drafts.shape[1] + 1)
     last_rows = steps.first + accepted
-    tokens = drawn.tokens[last_rows]
+    tokens = np.full(len(accepted), -1)
     rejected = Residuals.of(steps, columns[:-1] == accepted[:, None], judged.masses)
     if len(rejected.rows):
         keys = NoiseKeys.of(params, wide=wide).pick(rejected.rows)
         _draw_residuals(judged, rejected, keys, tokens)
-    padded = np.pad(steps.drafts, ((0, 0), (0, 1)))
-    sampled = np.where(columns < accepted[:, None], padded, -1)
-    sampled[each, accepted] = tokens
+    # Without a residual, or with one of which nothing is left, the row draws from its own law.
+    own.draw(last_rows[tokens < 0])
+    tokens = np.where(tokens < 0, own.drawn.tokens[last_rows], tokens)
+    sampled = np.full((len(accepted), len(columns)), -1)
+    sampled[:, :-1] = np.where(columns[:-1] < accepted[:, None], steps.drafts, -1)
+    sampled[np.arange(len(accepted)), accepted] = tokens
     emitted = accepted + (tokens >= 0)
 
     logprobs = None
@@ -111,7 +137,7 @@ def _verify_chunk(
         index = steps.first[requests] + column
         if len(index):
             emitted_tokens = sampled[requests, column]
-            logprobs.put(index, judged.scanned.columns(index, drawn.pick(index), emitted_tokens, wanted))
+            logprobs.put(index, judged.scanned.columns(index, own.drawn.pick(index), emitted_tokens, wanted))
     return VerifiedRows(
         torch.from_numpy(sampled).to(device),
         torch.from_numpy(emitted.astype(np.int32)).to(device),
@@ -143,13 +169,14 @@ def _judge(
 ) -> Judged:
     steps = Steps.of(drafts, params, logits.shape[1])
     scanned = scan_rows(logits, own_keys(params, steps), edits, wanted, wide=wide)
-    steps = steps.before_bad_rows(scanned.status)
-    drawn = own_draws(scanned, steps)
-    p = TargetLaws(scanned.rows, drawn)
+    if scanned.status.any():
+        steps = steps.before_bad_rows(scanned.status)
+    own = own_draws(scanned, steps)
+    p = TargetLaws(scanned.rows, own.drawn)
     needed = steps.is_draft & steps.looks_at_q[:, None]
     q = DraftLaws.of(drafts, needed, logits.shape[1], wide=wide)
     thresholds, masses = _thresholds(steps, p, q, drafts)
-    return Judged(steps, scanned, drawn, p, q, thresholds, masses)
+    return Judged(steps, scanned, own, p, q, thresholds, masses)
 
 
 def own_keys(params: RowParams, steps: Steps) -> RowParams:
@@ -160,15 +187,21 @@ def own_keys(params: RowParams, steps: Steps) -> RowParams:
     return params._replace(position=position, row=torch.where(at, 0, params.row))
 
 
-def own_draws(scanned: Scanned, steps: Steps) -> Drawn:
-    """What each good row up to the last draft draws from its own law."""
-    drawn = Drawn.nothing(len(scanned.status))
+def own_draws(scanned: Scanned, steps: Steps) -> OwnDraws:
+    """The own laws of each good row up to the last draft."""
+    own = OwnDraws(Drawn.nothing(len(scanned.status)), [])
     for requests, streams in ((steps.ordinary, TARGET), (~steps.ordinary, BONUS)):
-        index = np.unique(steps.rows[requests])
-        index = index[scanned.status[index] == 0]
+        if not requests.any():
+            continue
+        mine = np.zeros(len(scanned.status), np.bool_)
+        mine[steps.rows[requests]] = True
+        index = np.flatnonzero(mine & (scanned.status == 0))
         if len(index):
-            drawn.put(index, draw(scanned.rows.pick(index), scanned.greedy[index], streams))
-    return drawn
+            part, waiting = settle(scanned.rows.pick(index), scanned.greedy[index], streams)
+            own.drawn.put(index, part)
+            if waiting is not None:
+                own.waiting.append((waiting._replace(places=index[waiting.places]), streams))
+    return own
 
 
 def coins(params: RowParams, steps: Steps, wide: bool) -> NDArray[np.float64]:
@@ -186,6 +219,8 @@ def _thresholds(
     """Thresholds [R, K] and factors [R, K + 1], as in `Judged`."""
     shape = steps.drafts.shape
     ratio, masses = np.zeros(shape), np.ones((shape[0], shape[1] + 1))
+    if not steps.tosses.any():
+        return np.full(shape, np.nan), masses
     requests, columns = np.nonzero(steps.is_draft & steps.looks_at_q[:, None])
     tokens = steps.drafts[requests, columns]
     p_drafts = p.at(steps.first[requests] + columns, tokens)
@@ -207,12 +242,13 @@ def _thresholds(
 
 def num_accepted(judged: Judged, coins: NDArray[np.float64]) -> IntArray:
     """[R]: how many drafts of each request are accepted; coins: [R, K]."""
-    steps = judged.steps
-    own_tokens = judged.drawn.tokens[steps.rows[:, :-1]]
+    steps, compares = judged.steps, judged.steps.compares
+    judged.own.draw(steps.rows[compares, :-1])
+    own_tokens = judged.own.drawn.tokens[steps.rows[:, :-1]]
     drawn_alike = (own_tokens == steps.drafts) & steps.is_draft
     below = coins < judged.thresholds
-    hit = np.where(steps.compares[:, None], drawn_alike, below)
-    is_block = ~steps.compares & (steps.method == Method.BLOCK)
+    hit = np.where(compares[:, None], drawn_alike, below)
+    is_block = ~compares & (steps.method == Method.BLOCK)
     return np.where(is_block, acceptance.longest(hit), acceptance.before_first_miss(hit))
 
 

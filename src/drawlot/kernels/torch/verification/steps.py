@@ -52,6 +52,11 @@ class Steps(NamedTuple):
         return compares
 
     @property
+    def tosses(self) -> NDArray[np.bool_]:
+        """[R]: coins decide over drafts of the request."""
+        return (self.num_drafts > 0) & ~self.compares
+
+    @property
     def ordinary(self) -> NDArray[np.bool_]:
         """[R]: the rows draw as ordinary sampling does at their positions."""
         ordinary: NDArray[np.bool_] = (self.method == Method.COUPLED) | (self.num_drafts == 0)

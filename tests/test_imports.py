@@ -47,7 +47,7 @@ def test_the_check_sees_what_it_looks_for():
 
 
 def test_the_library_loads_quickly():
-    assert min(float(run(SECONDS)[0]) for _ in range(5)) < 0.2
+    assert any(float(run(SECONDS)[0]) < 0.2 for _ in range(5))
 
 
 @pytest.mark.parametrize("name", drawlot.__all__)

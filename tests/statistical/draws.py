@@ -6,6 +6,8 @@ import torch
 from drawlot import SamplingParams, sample
 
 EMPTY = float("-inf")
+# Rows of a call: millions would need gigabytes.
+PART = 1 << 18
 
 
 def tokens_of(logits, n, *, start=0, positions=None, choice=0, fp64=False, **params):
@@ -14,10 +16,11 @@ def tokens_of(logits, n, *, start=0, positions=None, choice=0, fp64=False, **par
     row = row.float() if row.dtype == torch.float64 else row
     params = SamplingParams(**{"seed": 2024, **params})
     positions = torch.arange(start, start + n) if positions is None else positions
-    out = sample(
-        row.expand(n, -1), params, positions=positions, choice_index=choice, use_fp64_gumbel=fp64, backend="torch"
-    )
-    return out.token_ids.numpy()
+    options = {"choice_index": choice, "use_fp64_gumbel": fp64, "backend": "torch"}
+    parts = [
+        sample(row.expand(len(part), -1), params, positions=part, **options).token_ids for part in positions.split(PART)
+    ]
+    return torch.cat(parts).numpy()
 
 
 def counts_of(tokens, law):

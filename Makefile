@@ -26,8 +26,8 @@ types: .venv/installed
 unit: .venv/installed  ## two processes of one thread each; tests that count together stay together
 	$(BIN)/pytest -q -n 2 --dist loadgroup
 
-sequences: .venv/installed  ## 2^17 sequences with every speculator and method, 2^13 of the embedded model; half an hour
-	$(BIN)/pytest -q -m minutes tests/speculative tests/verification
+sequences: .venv/installed  ## 2^17 sequences with every way to draft, 2^13 of the embedded model; half an hour
+	$(BIN)/pytest -q -n 2 -m minutes tests/speculative tests/verification
 
 bench: .venv/installed  ## CPU speed against transformers; run it alone on the machine
 	env -u OMP_NUM_THREADS $(BIN)/python -m benchmarks.cpu_sampler

@@ -148,11 +148,11 @@ def spec(
             metavar="NAME,...",
             help="standard, block, coupled; at temperature 0, where they do the same, the first alone.",
         ),
-    ] = "standard,block,coupled",
+    ] = "standard",
     temperatures: Annotated[
         str, typer.Option("--temperatures", metavar="X,X,...", help="Of the target and of drafts.")
     ] = "0,1",
-    drafts: Annotated[str, typer.Option("--drafts", metavar="N,N,...", help="Drafts of a step, at most.")] = "2,4,6",
+    drafts: Annotated[str, typer.Option("--drafts", metavar="N,N,...", help="Drafts of a step, at most.")] = "2,4",
     files: Annotated[
         str | None,
         typer.Option(
@@ -162,9 +162,9 @@ def spec(
             "of them if not set.",
         ),
     ] = None,
-    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts, from the files in turn.")] = 16,
+    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts, from the files in turn.")] = 8,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Tokens of each prompt.")] = 64,
-    new_tokens: Annotated[int, typer.Option("--new-tokens", min=2, help="Tokens drawn for each prompt.")] = 96,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", min=2, help="Tokens drawn for each prompt.")] = 64,
     together: Annotated[int, typer.Option("--together", min=1, help="Requests that run together.")] = 1,
     device: Annotated[str, typer.Option("--device", help="Where to run: auto, cpu, cuda or cuda:N.")] = "auto",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each case; medians are shown.")] = 3,
@@ -185,7 +185,8 @@ def spec(
     """Decode with drafts and without, and see what they save.
 
     The embedded models in float32, on files that they were not trained on. Every combination of speculator,
-    verification, temperature and drafts is a case; each timed run follows one without drafts.
+    verification, temperature and drafts is a case; each timed run follows one without drafts. What is not set takes
+    some minutes on a CPU. The output is written after each case, so that a run which is cut short leaves what it has.
     """
     _check_output(output)
     with loading():
@@ -200,8 +201,13 @@ def spec(
         _numbers("--drafts", drafts),
     )
     work = Work(FILES if files is None else files.split(","), prompts, prompt_tokens, new_tokens, together)
-    record = benchmark(cases, work, device=device, repeats=repeats, baseline=baseline, progress=_progress)
-    _give(record, svg, show, output, as_json=as_json)
+
+    def keep(record: dict[str, Any]) -> None:
+        if output is not None:
+            _write(record, svg, output)
+
+    record = benchmark(cases, work, device=device, repeats=repeats, baseline=baseline, progress=_progress, keep=keep)
+    _show_record(record, show, as_json=as_json)
 
 
 def _give(
@@ -214,9 +220,17 @@ def _give(
 ) -> None:
     """Write a record and its plot to files, if they are wanted, and show it."""
     if output is not None:
-        with opened(output) as file:
-            write_json(record, file)
-        output.with_suffix(".svg").write_text(svg(record), encoding="utf-8")
+        _write(record, svg, output)
+    _show_record(record, show, as_json=as_json)
+
+
+def _write(record: dict[str, Any], svg: Callable[[dict[str, Any]], str], output: Path) -> None:
+    with opened(output) as file:
+        write_json(record, file)
+    output.with_suffix(".svg").write_text(svg(record), encoding="utf-8")
+
+
+def _show_record(record: dict[str, Any], show: Callable[[dict[str, Any], TextIO], None], *, as_json: bool) -> None:
     if as_json:
         write_json(record, sys.stdout)
     else:

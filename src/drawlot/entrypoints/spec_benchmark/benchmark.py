@@ -24,7 +24,7 @@ Record = dict[str, Any]
 Tokens = list[list[int]]
 Run = Callable[[], tuple[float, Tokens]]
 Prepare = Callable[[Work, str, Tokens], tuple[Run, Callable[[], Record]]]
-"""Gives a timed run of all prompts, and what there is to say after some runs"""
+"""Gives a timed run of all prompts, warm, and what there is to say after some runs"""
 
 
 def benchmark(
@@ -35,6 +35,7 @@ def benchmark(
     repeats: int = 3,
     baseline: bool | None = None,
     progress: Callable[[str], object] = lambda line: None,
+    keep: Callable[[Record], object] = lambda record: None,
 ) -> Record:
     """Measure cases with the embedded models in float32.
 
@@ -45,7 +46,8 @@ def benchmark(
         repeats: Timed runs of each case, each right after one without drafts.
         baseline: Time transformers too, with and without assistance, which takes one prompt at a time; None: if
             the engine does so.
-        progress: Is told what is about to be done.
+        progress: Is told what is about to be done, and what came of it.
+        keep: Is given the record after each case, with the results that there are.
 
     Returns:
         A record of JSON's types: `environment`, `conditions`, and `results`, one for each case and rival: its speed,
@@ -68,11 +70,18 @@ def benchmark(
     if baseline or (baseline is None and work.together == 1):
         subjects += [(rival, partial(_rival, rival)) for rival in all_rivals(temperatures, counts)]
     wanted = {temperature: _run(plain, prompts, work, temperature)[1] for temperature in temperatures}
-    results = []
+    facts = environment(plain.config.device)
+    facts["versions"]["transformers"] = version("transformers")
+    conditions = work._asdict() | {
+        "files": {file.name: "as held out" if file.as_held_out else "of another version" for file in files},
+        "model": MODEL,
+        "repeats": repeats,
+    }
+    results: list[Record] = []
+    record: Record = {"environment": facts, "conditions": conditions, "results": results}
     for number, (case, prepare) in enumerate(subjects, 1):
         progress(f"[{number}/{len(subjects)}] {case.name}, {case.num_drafts} drafts, temperature {case.temperature:g}")
         run, describe = prepare(work, device, prompts)
-        run()
         pairs = []
         for _ in range(repeats):
             without = _run(plain, prompts, work, case.temperature)[0]
@@ -91,14 +100,10 @@ def benchmark(
                 **describe(),
             }
         )
-    facts = environment(plain.config.device)
-    facts["versions"]["transformers"] = version("transformers")
-    conditions = work._asdict() | {
-        "files": {file.name: "as held out" if file.as_held_out else "of another version" for file in files},
-        "model": MODEL,
-        "repeats": repeats,
-    }
-    return {"environment": facts, "conditions": conditions, "results": results}
+        speed_up, emitted = results[-1]["speed_up"], results[-1]["emitted_per_step"]
+        progress(f"  {speed_up:.2f} x, {emitted:.2f} tokens a step")
+        keep(record)
+    return record
 
 
 def _engine(work: Work, device: str, speculative_config: SpeculativeConfig | None) -> Engine:
@@ -135,7 +140,7 @@ def _drafting(case: Case, work: Work, device: str, prompts: Tokens) -> tuple[Run
     assert engine.drafting is not None
     expected = ExpectedAcceptance(engine.drafting.verifier.sampler)
     engine.drafting.on_verified = expected
-    # The same tokens as in the timed runs, which nobody watches.
+    # The same tokens as in the timed runs, which nobody watches and which are warm after this.
     _run(engine, prompts, work, case.temperature)
     engine.drafting.on_verified = None
     metrics, engine.speculative_metrics = engine.speculative_metrics, SpeculativeMetrics()
@@ -161,6 +166,7 @@ def _drafting(case: Case, work: Work, device: str, prompts: Tokens) -> tuple[Run
 
 def _rival(rival: Rival, work: Work, device: str, prompts: Tokens) -> tuple[Run, Callable[[], Record]]:
     model = rival.loaded(device)
+    model.generate(prompts[0], work.new_tokens)
 
     def run() -> tuple[float, Tokens]:
         begin = time.perf_counter()

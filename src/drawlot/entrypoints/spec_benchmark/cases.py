@@ -38,9 +38,9 @@ class Work(NamedTuple):
     """The text that every case goes on with."""
 
     files: Sequence[str] = FILES
-    prompts: int = 16
+    prompts: int = 8
     prompt_tokens: int = 64
-    new_tokens: int = 96
+    new_tokens: int = 64
     together: int = 1
     """Requests that run together"""
 

@@ -40,7 +40,7 @@ def _drawn_from_all(logits: Tensor, params: RowParams, wide: bool, streams: tupl
     own = weights.flatten(1)[:, : logits.shape[1]]
     maxima, sums = scan(weights, None, wide=wide)
     index = np.flatnonzero(good)
-    tokens = np.full(len(logits), -1)
+    tokens, lse = np.full(len(logits), -1), np.full(len(logits), -np.inf, np.float32)
     if len(index):
         masses, keys = TileMasses.of(sums, maxima, torch.zeros_like(row_max), None), NoiseKeys.of(params, wide=wide)
         if len(index) < len(logits):
@@ -48,4 +48,6 @@ def _drawn_from_all(logits: Tensor, params: RowParams, wide: bool, streams: tupl
         tile = keys.race_run(np.zeros(len(index), np.int64), masses.log(), streams[0])
         z = Tiles(weights).at(index, tile).astype(np.float64)
         tokens[index] = keys.race_run(tile * TILE, z, streams[1])
-    return DrawnDrafts(torch.from_numpy(tokens).to(logits.device), own, own.logsumexp(1))
+        lse[index] = np.log(masses.totals())
+    token_ids, sum_of_all = (torch.from_numpy(column).to(logits.device) for column in (tokens, lse))
+    return DrawnDrafts(token_ids, own, sum_of_all)

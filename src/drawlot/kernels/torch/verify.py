@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drawlot import rng
-from drawlot.kernels.drafts import PADDING, Drafts, Law, Method, VerifiedRows
+from drawlot.kernels.drafts import PADDING, Drafts, Law, VerifiedRows
 from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted, RowParams
 from drawlot.kernels.torch.draw import Drawn, Waiting, settle
 from drawlot.kernels.torch.logprobs import Columns
@@ -24,7 +24,7 @@ from drawlot.kernels.torch.scanned import Scanned, scan_rows
 from drawlot.kernels.torch.tiles import IntArray, on_host
 from drawlot.kernels.torch.verification import acceptance
 from drawlot.kernels.torch.verification.draft_laws import DraftLaws
-from drawlot.kernels.torch.verification.steps import Steps
+from drawlot.kernels.torch.verification.steps import Method, Steps
 from drawlot.kernels.torch.verification.target_laws import Residuals, TargetLaws
 from drawlot.rng import BONUS, RESIDUAL, TARGET, Stream
 
@@ -181,8 +181,8 @@ def _judge(
 
 def own_keys(params: RowParams, steps: Steps) -> RowParams:
     """What the rows' own draws are keyed by: anchor and row, or, where they are ordinary ones, their position."""
-    ordinary = np.repeat(steps.ordinary, np.diff(steps.first, append=len(params.row)))
-    at = torch.from_numpy(ordinary).to(params.row.device)
+    request = np.searchsorted(steps.first, np.arange(len(params.row)), "right") - 1
+    at = torch.from_numpy(steps.ordinary[request]).to(params.row.device)
     position = torch.where(at, params.position + params.row, params.position)
     return params._replace(position=position, row=torch.where(at, 0, params.row))
 

@@ -128,7 +128,7 @@ def finish_kernel(
         tl.store(summary.rank + row, 0)
     else:
         key = noise_key(states, state, row)
-        best, mass = race_of_tiles(maxima, sums, row_max, temperature, tile, key, WIDE)
+        best, mass = race_of_tiles(maxima, sums, row_max, temperature, key, T, WIDE)
         token = race_in_tile(rows, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
         put_cut(summary, row, MINUS_INF, -1)
         put(drawn, summary, row, token, 0, TILES, 0, row_max, tl.log(mass))

@@ -42,6 +42,21 @@ def gumbel(ids, seed, position, stream, choice, step_row, WIDE: tl.constexpr):
 
 
 @triton.jit
+def gumbel_of_range(first, N: tl.constexpr, seed, position, stream, choice, step_row, WIDE: tl.constexpr):
+    """Gumbel noise of ids first .. first + N - 1, first a multiple of 4: ids share words, and these are made once."""
+    if WIDE:
+        block = first + 2 * tl.arange(0, N // 2)
+        w0, w1, w2, w3 = words(block, seed, position, stream + _WIDE, choice, step_row, 2)
+        high, low = tl.join(w0, w2).reshape(N), tl.join(w1, w3).reshape(N)
+        result = gumbel_of_word_pairs(high, low)
+    else:
+        block = first + 4 * tl.arange(0, N // 4)
+        w0, w1, w2, w3 = words(block, seed, position, stream, choice, step_row, 4)
+        result = gumbel_of_words(tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(N))
+    return result
+
+
+@triton.jit
 def gumbel_of_words(word):
     """Float32 noise of uint32 words: -log(-log1p(-u)) with u = min(word 2^-32 + 2^-33, 1 - 2^-24)."""
     u = tl.minimum(word.to(tl.float32) * 2.0**-32 + 2.0**-33, _LARGEST32)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from drawlot import rng
-from drawlot.kernels.triton.noise import gumbel
+from drawlot.kernels.triton.noise import gumbel, gumbel_of_range
 from drawlot.kernels.triton.reduce import first_largest, sum_of_masses
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.values import TILE, load_values, order_of
@@ -24,6 +24,15 @@ def race(ids, z, payload, key, stream, WIDE: tl.constexpr):
 
 
 @triton.jit
+def race_of_range(first, z, key, stream, N: tl.constexpr, WIDE: tl.constexpr):
+    """As `race`, of ids first .. first + N - 1; first: a multiple of 4."""
+    ids = first + tl.arange(0, N)
+    noise = gumbel_of_range(first, N, key[0], key[1], stream, key[2], key[3], WIDE)
+    winner, _ = first_largest(z + noise, ids, ids)
+    return winner
+
+
+@triton.jit
 def z_of(x, row_max, temperature, WIDE: tl.constexpr):
     """(x - row_max) / T of float32 values, in float32; in float64 if WIDE."""
     if WIDE:
@@ -35,7 +44,7 @@ def z_of(x, row_max, temperature, WIDE: tl.constexpr):
 
 
 @triton.jit
-def race_of_tiles(maxima, sums, row_max, temperature, tile, key, WIDE: tl.constexpr):
+def race_of_tiles(maxima, sums, row_max, temperature, key, T: tl.constexpr, WIDE: tl.constexpr):
     """The winning tile, and the row's mass (float32).
 
     maxima, sums: float32 [T], of kept tokens, the sums relative to the tile's maximum; 0 for a tile that keeps none.
@@ -43,7 +52,7 @@ def race_of_tiles(maxima, sums, row_max, temperature, tile, key, WIDE: tl.conste
     has_mass = sums > 0
     shift = z_of(tl.where(has_mass, maxima, row_max), row_max, temperature, WIDE)
     log_mass = tl.where(has_mass, tl.log(tl.where(has_mass, sums, 1.0)) + shift, float("-inf"))
-    best, _ = race(tile, log_mass, tile, key, TARGET_TILE, WIDE)
+    best = race_of_range(0, log_mass, key, TARGET_TILE, T, WIDE)
     return best, sum_of_masses(sums * tl.exp(shift.to(tl.float32)))
 
 
@@ -55,5 +64,4 @@ def race_in_tile(rows, row, tile, cut_order, cut_id, row_max, temperature, key, 
     order = order_of(x)
     kept = (x > float("-inf")) & ((order > cut_order) | ((order == cut_order) & (ids <= cut_id)))
     z = tl.where(kept, z_of(x, row_max, temperature, WIDE), float("-inf"))
-    token, _ = race(ids, z, ids, key, TARGET_TOKEN, WIDE)
-    return token
+    return race_of_range(tile * TILE, z, key, TARGET_TOKEN, TILE, WIDE)

@@ -67,12 +67,19 @@ def _sum_four(a0, a1, a2, a3, b0, b1, b2, b3):
 @triton.jit
 def first_largest(key, token, payload):
     """The token with the largest key, the lower one among equals, and its payload; int32 both."""
+    _, winner, payload = largest(key, token, payload)
+    return winner, payload
+
+
+@triton.jit
+def largest(key, token, payload):
+    """The largest key, its token, the lower one among equals, and its payload; int32 both."""
     if _ONE_BY_ONE:
-        winner = tl.min(tl.where((key == tl.max(key)) & (key > MINUS_INF), token, LAST_ID))
-        result = winner, tl.max(tl.where(token == winner, payload, -LAST_ID))
+        highest = tl.max(key)
+        winner = tl.min(tl.where((key == highest) & (key > MINUS_INF), token, LAST_ID))
+        result = highest, winner, tl.max(tl.where(token == winner, payload, -LAST_ID))
     else:
-        _, winner, payload = tl.reduce((key, token, payload), 0, _first_largest)
-        result = winner, payload
+        result = tl.reduce((key, token, payload), 0, _first_largest)
     return result
 
 

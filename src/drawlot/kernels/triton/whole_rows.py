@@ -174,7 +174,7 @@ def _draw_row(rows, states, tiles, whole, drawn, summary, row, WIDE: tl.constexp
     maxima = tl.load(tiles.maxima + row * tiles.stride + tile, mask=exists, other=MINUS_INF)
     sums = tl.load(whole.kept_sums + row * T + tile, mask=exists, other=0.0)
     key = noise_key(states, state, row)
-    best, mass = race_of_tiles(maxima, sums, row_max, temperature, tile, key, WIDE)
+    best, mass = race_of_tiles(maxima, sums, row_max, temperature, key, T, WIDE)
     cut_order, cut_id = order_of(tl.load(summary.cut_value + row)), tl.load(summary.cut_id + row)
     token = race_in_tile(rows, row, best, cut_order, cut_id, row_max, temperature, key, WIDE)
     put(drawn, summary, row, token, 0, WHOLE, tl.load(summary.rank + row), row_max, tl.log(mass))

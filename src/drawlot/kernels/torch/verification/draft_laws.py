@@ -41,7 +41,8 @@ class DraftLaws(NamedTuple):
             parts = [laws._logits(s[i : i + step], j[i : i + step]).to(dtype) for i in range(0, len(s), step)]
             lse = torch.cat([_log_sum_exp(part) for part in parts])
         # A broken line is no law: NaN, and no coin is below that.
-        laws.lse[requests, columns] = on_host(torch.where(lse.isfinite(), lse, torch.nan))
+        known = on_host(lse)
+        laws.lse[requests, columns] = np.where(np.isfinite(known), known, np.nan)
         return laws
 
     def at(self, requests: IntArray, columns: IntArray, tokens: IntArray) -> NDArray[np.float64]:

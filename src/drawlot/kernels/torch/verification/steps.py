@@ -1,16 +1,27 @@
 """The requests of a verified step, on the host."""
 
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drawlot.kernels.drafts import Drafts, Method
+from drawlot.kernels import drafts as of_drafts
+from drawlot.kernels.drafts import Drafts
 from drawlot.kernels.inputs import RowParams
 from drawlot.kernels.torch.tiles import IntArray, on_host
 
 
-class Steps(NamedTuple):
+class Method:
+    """Numbers of `of_drafts.Method`: a member of an enumeration takes longer to convert than an array to compare."""
+
+    BLOCK, COUPLED, SYNTHETIC = (
+        np.int64(method) for method in (of_drafts.Method.BLOCK, of_drafts.Method.COUPLED, of_drafts.Method.SYNTHETIC)
+    )
+
+
+@dataclass(frozen=True)
+class Steps:
     """R requests with up to K drafts each."""
 
     first: IntArray
@@ -32,13 +43,13 @@ class Steps(NamedTuple):
         greedy = on_host(params.temperature)[first] == 0
         return cls(first, tokens, on_host(drafts.num_drafts()), on_host(drafts.method), greedy)
 
-    @property
+    @cached_property
     def is_draft(self) -> NDArray[np.bool_]:
         """[R, K]: columns that hold a draft of the request."""
         is_draft: NDArray[np.bool_] = np.arange(self.drafts.shape[1]) < self.num_drafts[:, None]
         return is_draft
 
-    @property
+    @cached_property
     def rows(self) -> IntArray:
         """[R, K + 1]: the rows of each, and past its last one some row of the batch."""
         return self.first[:, None] + np.minimum(np.arange(self.drafts.shape[1] + 1), self.num_drafts[:, None])
@@ -51,18 +62,18 @@ class Steps(NamedTuple):
         )
         return compares
 
-    @property
+    @cached_property
     def tosses(self) -> NDArray[np.bool_]:
         """[R]: coins decide over drafts of the request."""
         return (self.num_drafts > 0) & ~self.compares
 
-    @property
+    @cached_property
     def ordinary(self) -> NDArray[np.bool_]:
         """[R]: the rows draw as ordinary sampling does at their positions."""
         ordinary: NDArray[np.bool_] = (self.method == Method.COUPLED) | (self.num_drafts == 0)
         return ordinary
 
-    @property
+    @cached_property
     def looks_at_q(self) -> NDArray[np.bool_]:
         """[R]: the laws of the drafts decide, and what they leave is drawn from."""
         looks_at_q: NDArray[np.bool_] = ~self.compares & (self.method != Method.SYNTHETIC)
@@ -72,4 +83,4 @@ class Steps(NamedTuple):
         """The steps cut at their first bad row; status: [N]."""
         bad = (status[self.rows[:, :-1]] != 0) & self.is_draft
         first_bad = np.where(bad.any(1), bad.argmax(1), self.num_drafts)
-        return self._replace(num_drafts=first_bad)
+        return replace(self, num_drafts=first_bad)

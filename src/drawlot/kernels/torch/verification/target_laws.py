@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drawlot.kernels.inputs import TILE
+from drawlot.kernels.inputs import SMALLEST_TEMPERATURE, TILE
 from drawlot.kernels.torch.draw import Drawn, Rows
 from drawlot.kernels.torch.tiles import IntArray, on_host
 from drawlot.kernels.torch.verification.draft_laws import DraftLaws
@@ -68,15 +68,21 @@ class TargetLaws(NamedTuple):
         def column(numbers: NDArray[np.float64] | NDArray[np.float32]) -> Tensor:
             return torch.from_numpy(numbers).to(device, dtype).view(-1, 1, 1)
 
-        ids = torch.arange(rows.maxima.shape[1] * TILE, device=device).view(-1, TILE)
+        # Without a cut all is kept but values of -inf, which weigh nothing.
+        some_cut = bool((cut.value > -np.inf).any())
+        ids = torch.arange(rows.maxima.shape[1] * TILE if some_cut else 0, device=device).view(-1, TILE)
         for part, values in rows.values.pick(index).chunks(len(index)):
             own = index[part]
             x = values.to(dtype) - column(rows.row_max[own])
-            weights = x.mul_(column(1 / rows.temperature[own])).exp_()
+            # Not 0, so that -inf / T is not NaN.
+            scale = np.maximum(1 / rows.temperature[own], SMALLEST_TEMPERATURE)
+            weights = x.mul_(column(scale)).exp_()
             weights *= column(factor[part] / self.drawn.mass[own])
-            value, last = (torch.from_numpy(side[part]).to(device).view(-1, 1, 1) for side in cut)
-            kept = (values > value) | ((values == value) & (ids <= last))
-            yield part, weights.masked_fill_(~kept, 0)
+            if some_cut:
+                value, last = (torch.from_numpy(side[part]).to(device).view(-1, 1, 1) for side in cut)
+                kept = (values > value) | ((values == value) & (ids <= last))
+                weights.masked_fill_(~kept, 0)
+            yield part, weights
 
     def residuals(self, which: Residuals, q: DraftLaws) -> Iterator[tuple[slice, Tensor]]:
         """Few rows at a time: their weights as float32 or float64 tiles [C, T, 128]."""

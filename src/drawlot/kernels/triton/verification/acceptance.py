@@ -71,10 +71,10 @@ def accept_greedily(rows, judged, first, column, n, draft):
 @triton.jit
 def first_token(rows, judged, row):
     """The first token of a row; anything of a bad one."""
-    tile = tl.load(judged.best_tiles + row)
+    row_max, tile = tl.load(judged.maxima + row), tl.load(judged.best_tiles + row)
     ids = tl.where(tile < rows.num_tiles, tile, 0) * TILE + tl.arange(0, TILE)
     x = load_allowed(rows, tl.load(judged.refused + row), row, ids, ids >= 0)
-    return tl.min(tl.where(x == tl.load(judged.maxima + row), ids, LAST_ID))
+    return tl.min(tl.where(x == row_max, ids, LAST_ID))
 
 
 @triton.jit

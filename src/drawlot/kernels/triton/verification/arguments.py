@@ -82,14 +82,14 @@ class Judged(NamedTuple):
     q_factors: Tensor
     """float32 [N]"""
     q_maxima: Tensor
-    """float32 [N, blocks]: of blocks of a line, where its log-sum-exp is not given"""
+    """float32 [N, parts]: of parts of a line, where its log-sum-exp is not given"""
     q_sums: Tensor
-    """float32 [N, blocks]: of exp(logit - the block's maximum)"""
-    blocks: int
+    """float32 [N, parts]: of exp(logit - the part's maximum)"""
+    parts: int
     maxima: Tensor
-    """float32 [N]: p = exp((value - maximum) scale) factor of the tokens up to the cut"""
+    """float32 [N]: p = exp((value - maximum) scale) / mass of the tokens up to the cut"""
     masses: Tensor
-    """float64 [N]: 1 / factor"""
+    """float32 [N]"""
     scales: Tensor
     """float32 [N]"""
     cut_values: Tensor
@@ -101,7 +101,7 @@ class Judged(NamedTuple):
 
 
 class Leftovers(NamedTuple):
-    """Scratch: rows that `block` has to weigh."""
+    """Scratch: rows that `block` has to weigh, and races of what is left."""
 
     rows: Tensor
     """int32 [N]: `control[0]` of them, in any order"""
@@ -110,6 +110,8 @@ class Leftovers(NamedTuple):
     left: Tensor
     """float32 [N, stride]: sums of max(P p - q, 0) over blocks of a row"""
     stride: int
+    noises: Tensor
+    """[N, T]: of tiles, while they race"""
 
 
 class Verdicts(NamedTuple):
@@ -118,9 +120,9 @@ class Verdicts(NamedTuple):
     num_drafts: Tensor
     """int32 [R]: before the first padding and, once settled, before the first bad row"""
     open: Tensor
-    """int32 [R]: 1 if rows are weighed before more is known"""
+    """int32 [R]: 1 if a later launch settles it"""
     lowest: Tensor
-    """int32 [R]: so many drafts are accepted at least, if it is open"""
+    """int32 [R]: so many drafts are accepted at least, if it is open; all that are, if no row above has been weighed"""
 
 
 class Verified(NamedTuple):

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from drawlot import rng
 from drawlot.kernels.triton.listing import load_list
-from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, race, z_of
+from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, race, race_of_range, z_of
 from drawlot.kernels.triton.reduce import sum_by_tile
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.scan import tile_sums
@@ -32,6 +32,7 @@ def draw_after(
     whole,
     methods,
     judged,
+    leftovers,
     summary,
     state,
     first,
@@ -57,7 +58,7 @@ def draw_after(
         token = _draw_from_list(rows, step, lists, judged, state, row, key, residual, WIDE, ROOM)
     else:
         token = _draw_from_tiles(
-            rows, step, tiles, lists, whole, judged, state, row, key, residual, alone, path, WIDE, T, TILES
+            rows, step, tiles, lists, whole, judged, leftovers, state, row, key, residual, alone, path, WIDE, T, TILES
         )
     return tl.minimum(token, rows.vocab_size - 1)
 
@@ -92,6 +93,7 @@ def _draw_from_tiles(
     lists,
     whole,
     judged,
+    leftovers,
     state,
     row,
     key,
@@ -114,23 +116,25 @@ def _draw_from_tiles(
         log_masses = _tiles_of(rows, tiles, whole, judged, row, tile, row_max, temperature, without, path, WIDE, T)
     from_left = residual & (is_point == 0)
     best = tl.full([], -1, tl.int32)
+    left = tl.zeros([TILE], tl.float32)
     if from_left:
-        share = tl.log(tl.load(judged.prefixes + row) / tl.load(judged.masses + row))
-        bounds = log_masses + share.to(log_masses.dtype)
-        best = race_of_leftovers(rows, step.drafts, judged, lists, row, tile, bounds, key, TILES, WIDE)
+        share = tl.log(tl.load(judged.prefixes + row).to(tl.float32) / tl.load(judged.masses + row))
+        bounds = log_masses + share
+        best, left = race_of_leftovers(
+            rows, step.drafts, judged, lists, leftovers.noises, row, bounds, key, T, TILES, WIDE
+        )
         from_left = best >= 0
         residual = from_left
     if best < 0:
         stream = tl.where(residual, _RESIDUAL_TILE, tl.where(alone, TARGET_TILE, _BONUS_TILE))
-        best, _payload = race(tile, log_masses, tile, key, stream, WIDE)
-    ids = best * TILE + tl.arange(0, TILE)
-    z = _own_z(rows, judged, row, ids, row_max, temperature, without, WIDE)
+        best = race_of_range(0, log_masses, key, stream, T, WIDE)
     if from_left:
-        _p, left = weights_of(rows, step.drafts, judged, row, ids, ids >= 0)
-        z = tl.where(left > 0, tl.log(tl.where(left > 0, left, 1.0)).to(z.dtype), MINUS_INF)
+        z = tl.where(left > 0, tl.log(tl.where(left > 0, left, 1.0)), MINUS_INF).to(log_masses.dtype)
+    else:
+        x = _kept(rows, judged, row, best * TILE + tl.arange(0, TILE), without)
+        z = tl.where(x > MINUS_INF, z_of(x, row_max, temperature, WIDE), MINUS_INF)
     stream = tl.where(residual, _RESIDUAL_TOKEN, tl.where(alone, TARGET_TOKEN, _BONUS_TOKEN))
-    token, _payload = race(ids, z, ids, key, stream, WIDE)
-    return token
+    return race_of_range(best * TILE, z, key, stream, TILE, WIDE)
 
 
 @triton.jit
@@ -173,9 +177,3 @@ def _kept(rows, judged, row, ids, without):
     cut_value, cut_id = tl.load(judged.cut_values + row), tl.load(judged.cut_ids + row)
     kept = ((x > cut_value) | ((x == cut_value) & (ids <= cut_id))) & (ids != without)
     return tl.where(kept, x, MINUS_INF)
-
-
-@triton.jit
-def _own_z(rows, judged, row, ids, row_max, temperature, without, WIDE: tl.constexpr):
-    x = _kept(rows, judged, row, ids, without)
-    return tl.where(x > MINUS_INF, z_of(x, row_max, temperature, WIDE), MINUS_INF)

@@ -34,23 +34,20 @@ def put_laws(
     tile = tl.arange(0, T)
     start = num_rows * 0
     while start < num_rows:
-        row, exists = first + start + tl.arange(0, ROWS), start + tl.arange(0, ROWS) < num_rows
-        at = row[:, None] * tiles.stride + tile[None, :]
-        mask = exists[:, None] & (tile < rows.num_tiles)[None, :]
+        row = first + start + tl.arange(0, ROWS)
+        exists = row < first + num_rows
+        at, mask = row[:, None] * tiles.stride + tile[None, :], exists[:, None] & (tile < rows.num_tiles)[None, :]
         maxima = tl.load(tiles.maxima + at, mask=mask, other=MINUS_INF)
         sums = tl.load(tiles.sums + at, mask=mask, other=0.0)
-        row_max, mass = _maximum_and_mass(maxima, sums, scale)
-        bad = tl.max((sums != sums).to(tl.int32), 1)
-        best = tl.min(tl.where(maxima == row_max[:, None], tile[None, :], LAST_ID), 1)
-        _put_law(judged, summary, verified, row, exists, row_max, mass, bad != 0, best)
+        _put_law(judged, summary, verified, row, exists, maxima, sums, tile, temperature, scale)
         if tiles.raw_sums is not None:
             # All rows of a request or none: they share its parameters.
             if raw_apart(rows, states, state, first):
                 maxima = tl.load(tiles.raw_maxima + at, mask=mask, other=MINUS_INF)
                 sums = tl.load(tiles.raw_sums + at, mask=mask, other=0.0)
-                row_max, mass = _maximum_and_mass(maxima, sums, 1.0)
-            tl.store(summary.floats + 2 * summary.num_rows + row, row_max.to(tl.float64), mask=exists)
-            tl.store(summary.floats + 3 * summary.num_rows + row, tl.log(mass).to(tl.float64), mask=exists)
+            row_max, mass = _maximum_and_mass(maxima, sums, 1.0)
+            tl.store(summary.floats + 2 * summary.num_rows + row, row_max, mask=exists)
+            tl.store(summary.floats + 3 * summary.num_rows + row, tl.log(mass), mask=exists)
         start += ROWS
 
     column = tl.arange(0, COLUMNS)
@@ -59,43 +56,38 @@ def put_laws(
         tl.debug_barrier()
         place = tl.min(tl.where(refused >= 0, column, COLUMNS))
         token = tl.max(tl.where(column == place, refused, -1))
-        _put_law_without(rows, states, tiles, judged, summary, verified, state, first + place, token, scale, T)
+        row = first + place
+        at = row * tiles.stride + tile
+        maxima = tl.load(tiles.maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
+        sums = tl.load(tiles.sums + at, mask=tile < rows.num_tiles, other=0.0)
+        maxima, sums = without_refused(rows, states, tiles, state, row, token, tile, maxima, sums)
+        row += tl.arange(0, 1)
+        maxima, sums = maxima[None, :], sums[None, :]
+        _put_law(judged, summary, verified, row, row >= 0, maxima, sums, tile, temperature, scale)
         refused = tl.where(column == place, -1, refused)
 
 
 @triton.jit
-def _put_law_without(rows, states, tiles, judged, summary, verified, state, row, refused, scale, T: tl.constexpr):
-    """Stores the law of one row without a refused draft."""
-    tile = tl.arange(0, T)
-    at = row * tiles.stride + tile
-    maxima = tl.load(tiles.maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
-    sums = tl.load(tiles.sums + at, mask=tile < rows.num_tiles, other=0.0)
-    maxima, sums = without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums)
-    row_max, mass = _maximum_and_mass(maxima[None, :], sums[None, :], scale)
-    bad = tl.max((sums != sums).to(tl.int32)[None, :], 1)
-    best = tl.min(tl.where(maxima[None, :] == row_max[:, None], tile[None, :], LAST_ID), 1)
-    row += tl.arange(0, 1)
-    _put_law(judged, summary, verified, row, row >= 0, row_max, mass, bad != 0, best)
+def _put_law(judged, summary, verified, row, mask, maxima, sums, tile, temperature, scale):
+    """Of rows [M], maxima and sums of their tiles being [M, T]."""
+    row_max, mass = _maximum_and_mass(maxima, sums, scale)
+    status = tl.where(mass != mass, _NONFINITE, tl.where(row_max == MINUS_INF, _EMPTY, 0))
+    tl.store(verified.status + row, status, mask=mask)
+    tl.store(judged.maxima + row, row_max, mask=mask)
+    tl.store(judged.masses + row, mass, mask=mask)
+    if temperature == 0:
+        best = tl.min(tl.where(maxima == row_max[:, None], tile[None, :], LAST_ID), 1)
+        tl.store(judged.best_tiles + row, best, mask=mask)
+    tl.store(summary.floats + row, row_max, mask=mask)
+    tl.store(summary.floats + summary.num_rows + row, tl.log(mass), mask=mask)
 
 
 @triton.jit
 def _maximum_and_mass(maxima, sums, scale):
-    """float32 [M] of tiles [M, T]."""
+    """float32 [M] of tiles [M, T]; NaN for a row with a bad tile, even one without a token."""
     maximum = tl.max(maxima, 1)
     shift = maxima - tl.where(maximum == MINUS_INF, 0.0, maximum)[:, None]
-    # Broken tiles are told by their status.
-    return maximum, tl.sum(tl.where(sums > 0, sums * tl.exp(shift * scale), 0.0), 1)
-
-
-@triton.jit
-def _put_law(judged, summary, verified, row, mask, row_max, mass, bad, best):
-    status = tl.where(bad, _NONFINITE, tl.where(row_max == MINUS_INF, _EMPTY, 0))
-    tl.store(verified.status + row, status.to(tl.uint8), mask=mask)
-    tl.store(judged.maxima + row, row_max, mask=mask)
-    tl.store(judged.masses + row, mass.to(tl.float64), mask=mask)
-    tl.store(judged.best_tiles + row, best, mask=mask)
-    tl.store(summary.floats + row, row_max.to(tl.float64), mask=mask)
-    tl.store(summary.floats + summary.num_rows + row, tl.log(mass.to(tl.float64)), mask=mask)
+    return maximum, tl.sum(sums * tl.exp2(shift * (scale * LOG2_E)), 1)
 
 
 @triton.jit
@@ -104,18 +96,18 @@ def take_laws(judged, drawn, summary, verified, at, mask):
     tl.store(verified.status + at, tl.load(drawn.status + at, mask=mask, other=0), mask=mask)
     tl.store(judged.maxima + at, tl.load(summary.floats + at, mask=mask, other=0.0).to(tl.float32), mask=mask)
     log_mass = tl.load(summary.floats + summary.num_rows + at, mask=mask, other=0.0)
-    tl.store(judged.masses + at, tl.exp(log_mass), mask=mask)
+    tl.store(judged.masses + at, tl.exp(log_mass.to(tl.float32)), mask=mask)
 
 
 @triton.jit
-def finish_draft_laws(drafts, judged, at, is_draft, BLOCKS: tl.constexpr):
-    """float64 [M]: q at the drafts of rows at [M]; stores what `judge_row` left open. BLOCKS: as in `settle_kernel`."""
+def finish_draft_laws(drafts, judged, at, is_draft, PARTS: tl.constexpr):
+    """float64 [M]: q at the drafts of rows at [M]; stores what `judge_row` left open. PARTS: as in `settle_kernel`."""
     q = tl.load(judged.q_at_draft + at, mask=is_draft, other=1.0)
     if drafts.q.logits is not None and drafts.lse is None:
         mask = is_draft & (tl.load(judged.lines + at, mask=is_draft, other=-1) >= 0)
-        block = tl.arange(0, BLOCKS)
-        exists = mask[:, None] & (block < judged.blocks)[None, :]
-        places = at[:, None] * judged.blocks + block[None, :]
+        part = tl.arange(0, PARTS)
+        exists = mask[:, None] & (part < judged.parts)[None, :]
+        places = at[:, None] * judged.parts + part[None, :]
         maxima = tl.load(judged.q_maxima + places, mask=exists, other=MINUS_INF)
         sums = tl.load(judged.q_sums + places, mask=exists, other=0.0)
         shift = tl.max(maxima, 1)

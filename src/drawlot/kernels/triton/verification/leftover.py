@@ -59,7 +59,7 @@ def weights_of(rows, drafts, judged, row, ids, mask):
     kept = ((x > cut_value) | ((x == cut_value) & (ids <= cut_id))) & (x > MINUS_INF)
     scale = tl.load(judged.scales + row) * LOG2_E
     # The difference first: scaled values would tie where logits do not.
-    p = tl.exp2((x - tl.load(judged.maxima + row)) * scale) * (1.0 / tl.load(judged.masses + row)).to(tl.float32)
+    p = tl.exp2((x - tl.load(judged.maxima + row)) * scale) * (1.0 / tl.load(judged.masses + row))
     p = tl.where(kept, p, 0.0)
     left = p * tl.load(judged.prefixes + row).to(tl.float32) - q
     # NaN stays NaN, and the row is known for one of which no law is left.

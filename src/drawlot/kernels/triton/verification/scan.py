@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.pdl import let_next_start
-from drawlot.kernels.triton.scan import LOG2_E, scan_block
+from drawlot.kernels.triton.scan import LOG2_E, scan_block, tile_sums
 from drawlot.kernels.triton.values import MINUS_INF, ids_of, load_logits
 from drawlot.kernels.triton.verification.judge import judge_row
 from drawlot.kernels.triton.verification.requests import load_drafts, looks_at_q, rows_of_request
@@ -25,11 +25,12 @@ def scan_step_kernel(
     COLUMNS: tl.constexpr,
     SPARSE: tl.constexpr,
     TILES: tl.constexpr,
+    PARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Programs: one a row that a request may have, num_blocks a row, num_blocks a line of q without a log-sum-exp.
 
-    COLUMNS, SPARSE: powers of two > K, >= tokens of a sparse law.
+    COLUMNS, SPARSE: powers of two > K, >= tokens of a sparse law; PARTS: into which a block of q is summed.
     """
     program = tl.program_id(0)
     # First what waits for one load after the other.
@@ -46,7 +47,7 @@ def scan_step_kernel(
         if step.drafts.q.logits is not None:
             line = (program - first_line) // num_blocks
             block = (program - first_line) % num_blocks
-            _put_sums(step, methods, judged, (line // K).to(tl.int64), line % K, block, K, COLUMNS, TILES)
+            _put_sums(step, methods, judged, (line // K).to(tl.int64), line % K, block, K, COLUMNS, TILES, PARTS)
 
 
 @triton.jit
@@ -60,8 +61,9 @@ def _put_sums(
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """Stores maximum and sum of a block of the law that a draft was drawn from, if it is looked at."""
+    """Stores maxima and sums of PARTS of a block of the law that a draft was drawn from, if it is looked at."""
     first, num_rows = rows_of_request(step.drafts, request)
     _, num_drafts = load_drafts(step.drafts, request, tl.arange(0, COLUMNS), num_rows, K)
     state = tl.load(step.drafts.state_rows + request)
@@ -74,8 +76,12 @@ def _put_sums(
                 ids_of(tile),
                 (tile < step.drafts.q.num_tiles)[:, None],
             )
-            maximum = tl.max(tl.max(x, 1), 0)
-            sums = tl.exp2((x - tl.where(maximum == MINUS_INF, 0.0, maximum)) * LOG2_E)
-            at = (first + column) * judged.blocks + block
+            # Tiles of a part lie in one warp: no barrier.
+            maxima = tl.max(x, 1)
+            sums = tile_sums(x, maxima, 1.0).reshape(TILES // PARTS, PARTS)
+            maxima = maxima.reshape(TILES // PARTS, PARTS)
+            maximum = tl.max(maxima, 0)
+            shift = maxima - tl.where(maximum == MINUS_INF, 0.0, maximum)[None, :]
+            at = (first + column) * judged.parts + block * PARTS + tl.arange(0, PARTS)
             tl.store(judged.q_maxima + at, maximum)
-            tl.store(judged.q_sums + at, tl.sum(tl.sum(sums, 1), 0))
+            tl.store(judged.q_sums + at, tl.sum(sums * tl.exp2(shift * LOG2_E), 0))

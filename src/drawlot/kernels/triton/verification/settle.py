@@ -49,15 +49,15 @@ def settle_kernel(
     COLUMNS: tl.constexpr,
     T: tl.constexpr,
     ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    PARTS: tl.constexpr,
     ROOM: tl.constexpr,
     TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program: one request. drawn, summary: of the finish, where it cuts the rows or draws for them.
 
-    COLUMNS, T, BLOCKS: powers of two > K, >= tiles, >= blocks of a law; ROWS, TILES: that are read at a time; ROOM: of
-    a list.
+    COLUMNS, T, PARTS: powers of two > K, >= tiles, >= parts of a law; ROWS, TILES: that are read at a time; ROOM: of a
+    list.
     """
     request = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
@@ -95,7 +95,7 @@ def settle_kernel(
     tl.store(judged.scales + at, scale + tl.zeros_like(cut_value), mask=exists)
     draft = tl.load(judged.drafts + at, mask=column < given, other=-1)
     own_tokens = tl.load(drawn.token_ids + at, mask=column < tl.where(finished, num_rows, 0), other=-1).to(tl.int32)
-    q = finish_draft_laws(step.drafts, judged, at, column < given, BLOCKS)
+    q = finish_draft_laws(step.drafts, judged, at, column < given, PARTS)
     tl.debug_barrier()
 
     status = tl.load(verified.status + at, mask=column <= given, other=0)
@@ -104,22 +104,24 @@ def settle_kernel(
     p = p_at_drafts(states, judged, state, at, column < n, draft, cut_value, cut_id)
     ratio = tl.where(p == 0, 0.0, p / q)
     coin = coins(step_key(states, state, first, column), WIDE)
-    token, num_open = none, none + 1
+    token, is_open = none, given < 0
     prefix = tl.zeros_like(ratio) + 1
     if (temperature == 0) & (method != SYNTHETIC):
         accepted, token = accept_greedily(rows, judged, first, column, n, draft)
     elif (method == BLOCK) & (n > 0):
         lines = tl.load(judged.lines + at, mask=column < n, other=-1)
-        accepted, weighed, prefix = accept_block(judged, at, column, n, ratio, p, tl.max(lines) >= 0, coin, K)
-        num_open = tl.sum(weighed.to(tl.int32))
-        if num_open > 0:
-            slot = tl.atomic_add(leftovers.control, num_open) + tl.cumsum(weighed.to(tl.int32), 0) - 1
+        # All draws of `block` come together, after those that have to wait for weights.
+        is_open = tl.max(lines) >= 0
+        accepted, weighed, prefix = accept_block(judged, at, column, n, ratio, p, is_open, coin, K)
+        num_weighed = tl.sum(weighed.to(tl.int32))
+        if num_weighed > 0:
+            slot = tl.atomic_add(leftovers.control, num_weighed) + tl.cumsum(weighed.to(tl.int32), 0) - 1
             tl.store(leftovers.rows + slot, at.to(tl.int32), mask=weighed)
     else:
         accepted = accept_by_coins(methods, state, column, n, draft, own_tokens, ratio, coin)
     tl.store(judged.prefixes + at, prefix, mask=exists)
     tl.debug_barrier()
-    if num_open > 0:
+    if is_open:
         tl.store(verdicts.open + request, 1)
         tl.store(verdicts.lowest + request, accepted)
         return
@@ -140,6 +142,7 @@ def settle_kernel(
             whole,
             methods,
             judged,
+            leftovers,
             summary,
             state,
             first,
@@ -177,7 +180,7 @@ def settle_blocks_kernel(
     TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: one request, if `block` had rows of it weighed; BLOCKS: power of two >= num_blocks of such a row."""
+    """Program: one request, if it is open: its rows are weighed by now. BLOCKS: power of two >= num_blocks of a row."""
     request = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     follow(OVERLAP)
@@ -198,25 +201,28 @@ def settle_blocks_kernel(
         coin = coins(step_key(step.states, state, first, accepted - 1), WIDE)
         # Rows whose coin is not below P_i, of which h_i is a part, have not been weighed.
         below = (accepted == lowest) | ((coin < prefix) & (coin < h))
-    token = draw_after(
-        rows,
-        step,
-        tiles,
-        lists,
-        whole,
-        methods,
-        judged,
-        summary,
-        state,
-        first,
-        accepted,
-        n,
-        False,
-        WIDE,
-        T,
-        ROOM,
-        TILES,
-    )
+    token = tl.full([], -1, tl.int32)
+    if tl.load(verified.status + first + accepted) == 0:
+        token = draw_after(
+            rows,
+            step,
+            tiles,
+            lists,
+            whole,
+            methods,
+            judged,
+            leftovers,
+            summary,
+            state,
+            first,
+            accepted,
+            n,
+            False,
+            WIDE,
+            T,
+            ROOM,
+            TILES,
+        )
     draft = tl.load(judged.drafts + at, mask=column < n, other=-1)
     put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
 

@@ -50,9 +50,11 @@ class _Memory(NamedTuple):
     """Lays -inf over refused drafts"""
 
     @classmethod
-    def of(cls, num_reqs: int, num_rows: int, num_drafts: int, num_tiles: int, device: torch.device) -> "_Memory":
+    def of(
+        cls, num_reqs: int, num_rows: int, num_drafts: int, num_tiles: int, device: torch.device, *, wide: bool
+    ) -> "_Memory":
         blocks, stride = triton.cdiv(num_tiles, SCAN_TILES), triton.cdiv(num_tiles, WEIGH_TILES)
-        num_words = num_tiles * 4
+        num_words, width = num_tiles * 4, max(triton.next_power_of_2(num_tiles), 16)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -75,11 +77,11 @@ class _Memory(NamedTuple):
                 empty(double, num_rows),
                 empty(single, num_rows),
                 empty(single, num_rows),
-                empty(single, num_rows, blocks),
-                empty(single, num_rows, blocks),
-                blocks,
+                empty(single, num_rows, blocks * SCAN_WARPS),
+                empty(single, num_rows, blocks * SCAN_WARPS),
+                blocks * SCAN_WARPS,
                 empty(single, num_rows),
-                empty(double, num_rows),
+                empty(single, num_rows),
                 empty(single, num_rows),
                 empty(single, num_rows),
                 empty(integer, num_rows),
@@ -90,6 +92,7 @@ class _Memory(NamedTuple):
                 empty(integer, 1),
                 empty(single, num_rows, stride),
                 stride,
+                empty(double if wide else single, num_rows, width),
             ),
             Verdicts(empty(integer, num_reqs), empty(integer, num_reqs), empty(integer, num_reqs)),
             Verified(
@@ -184,7 +187,7 @@ class StepVerifier:
         width = 1 if drafts.sparse is None else drafts.sparse.width
         plan = self._plan(width, has_laws=draft_logits is not None)
         steps._edits.find_bad_words(n, plain, packed_states)
-        blocks = memory.judged.blocks
+        blocks = triton.cdiv(steps._num_tiles, SCAN_TILES)
         sums = draft_lse is None and isinstance(draft_logits, Tensor)
         lines = num_reqs * self._num_drafts if sums else 0
         plan.scan((n + lines) * blocks + num_reqs * (self._num_drafts + 1), plain, step)
@@ -265,7 +268,9 @@ class StepVerifier:
         if steps._max_rows < max_rows:
             steps._reserve_rows(max_rows)
         self._max_reqs = max_reqs
-        self._memory = _Memory.of(max_reqs, max_rows, self._num_drafts, steps._num_tiles, steps._floats.device)
+        self._memory = _Memory.of(
+            max_reqs, max_rows, self._num_drafts, steps._num_tiles, steps._floats.device, wide=steps._wide
+        )
         self._work = steps._work
         self._plans.clear()
 
@@ -286,20 +291,21 @@ class StepVerifier:
         return plan
 
     def _new_plan(self, columns: Columns | None, sparse: int, finishes: bool, weighs: bool) -> _Plan:
-        steps, (judged, leftovers, verdicts, verified, _) = self._steps, self._memory
-        work = self._work._replace(tiles=self._work.tiles._replace(refused=judged.refused))
+        steps, (judged, leftovers, verdicts, verified, *_) = self._steps, self._memory
+        tiles = self._work.tiles._replace(refused=judged.refused)
         if columns is None:
-            work = work._replace(tiles=work.tiles._replace(raw_maxima=None, raw_sums=None))
+            tiles = tiles._replace(raw_maxima=None, raw_sums=None)
+        work = self._work._replace(tiles=tiles)
         wanted = None if columns is None else steps._wanted
         n, device, wide = steps._max_rows, steps._floats.device, steps._wide
         drawn = Drawn(
             torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.uint8, device=device)
         )
-        blocks, overlap = judged.blocks, overlaps(device)
+        overlap = overlaps(device)
         # Noise has the bits of `rng` only without fused multiply-add.
         how = {"OVERLAP": overlap, "enable_fp_fusion": False}
         follow = {**how, "launch_pdl": overlap}
-        tiles, methods = work.tiles, self._methods
+        methods = self._methods
         shape = {"K": self._num_drafts, "COLUMNS": self._columns}
         settling = {
             **shape,
@@ -320,10 +326,11 @@ class StepVerifier:
             judged,
             leftovers,
             verdicts,
-            blocks,
+            triton.cdiv(steps._num_tiles, SCAN_TILES),
             **shape,
             SPARSE=sparse,
             TILES=SCAN_TILES,
+            PARTS=SCAN_WARPS,
             num_warps=SCAN_WARPS,
             **how,
         )
@@ -335,7 +342,7 @@ class StepVerifier:
             work.summary,
             verified,
             ROWS=max(1, min(self._columns, SETTLE_NUMBERS // work.tile_block)),
-            BLOCKS=triton.next_power_of_2(blocks),
+            PARTS=triton.next_power_of_2(judged.parts),
             **settling,
         )
         emitted = Drawn(verified.emitted, verified.status)
@@ -351,7 +358,7 @@ class StepVerifier:
         self, laws: tuple[Any, ...], summary: Summary, settling: dict[str, Any], follow: dict[str, Any]
     ) -> list[Launch]:
         """Weigh rows, then settle their requests."""
-        (judged, leftovers, _, verified, _) = self._memory
+        judged, leftovers, _, verified, *_ = self._memory
         together = programs_together(self._methods.of_states.device) * WEIGH_GRIDS
         num_blocks = leftovers.stride
         return [

@@ -39,11 +39,14 @@ def draft_chains(
     device = sampler.sampler.device
     chains: dict[int, list[int]] = {request.row: [] for request in requests}
     drafting = [request for request in requests if request.num_drafts]
+    rows = anchors = torch.empty(0)
     for step in range(num_drafts):
         if not drafting or logits is None:
             break
-        rows = torch.tensor([request.row for request in drafting], device=device)
-        anchors = torch.tensor([len(request.token_ids) for request in drafting], device=device)
+        if len(rows) != len(drafting):
+            # Otherwise they are the requests of the draft before.
+            where = [(request.row, len(request.token_ids)) for request in drafting]
+            rows, anchors = torch.tensor(where, device=device).T.contiguous()
         drawn = sampler.draw(logits, rows, anchors, step).tolist()
         last = []
         for line, (request, token_id) in enumerate(zip(drafting, drawn)):

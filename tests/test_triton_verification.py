@@ -180,6 +180,23 @@ def test_a_rejected_point_mass_is_not_drawn_again() -> None:
     assert 0 < expected.num_accepted.sum() < requests - 1
 
 
+def test_a_captured_step_is_good_for_requests_that_need_its_launches() -> None:
+    fast, _ = verifiers(8, [SamplingParams(), SamplingParams()], ["standard"] * 2)
+    sampler, keys = fast.sampler, [fast.capture_key]
+    sampler.remove_request(1)
+    sampler.add_request(1, SamplingParams(top_p=0.5), [1])
+    keys.append(fast.capture_key)
+    fast.set_method(1, "block")
+    keys.append(fast.capture_key)
+    assert len(set(keys)) == 3
+    sampler.remove_request(1)
+    sampler.add_request(1, SamplingParams(temperature=0, top_p=0.5), [1])
+    assert fast.capture_key == keys[0]
+    fast.set_method(1, "coupled")
+    assert fast.capture_key == keys[1]
+    assert RejectionSampler(Sampler(2, 8, backend="torch"), num_speculative_tokens=K).capture_key is None
+
+
 def test_drafts_on_another_device_are_named() -> None:
     fast, _ = verifiers(8, [SamplingParams()], ["standard"])
     drafts = torch.zeros((1, K), dtype=torch.int64)

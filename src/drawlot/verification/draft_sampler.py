@@ -80,18 +80,18 @@ class DraftSampler:
         logits = logits[:, : self.sampler.vocab_size]
         params = self.sampler.row_params(idx_mapping, anchors)
         if self._greedy or not bool(params.temperature.any()):
-            # The first of equals. A row without a finite maximum is bad.
+            # The first of equals. A row without a finite maximum is bad; NaN is not below infinity.
             largest, token_ids = logits.max(1)
-            token_ids = torch.where(largest.isfinite(), token_ids, -1)
-        else:
-            streams = TARGET if self._coupled else DRAFT
-            drawn = self._kernels.draw_drafts(
-                logits, self._params(params, step), wide=self.sampler.use_fp64_gumbel, streams=streams
-            )
-            token_ids, weights, lse = drawn
-            lines = torch.where(idx_mapping < 0, self.sampler.max_num_reqs, idx_mapping)
-            self._logits[lines, step] = weights
-            self._lse[lines, step] = lse
+            good = largest.abs() < torch.inf
+            return torch.where(good & (idx_mapping >= 0), token_ids, -1)
+        streams = TARGET if self._coupled else DRAFT
+        drawn = self._kernels.draw_drafts(
+            logits, self._params(params, step), wide=self.sampler.use_fp64_gumbel, streams=streams
+        )
+        token_ids, weights, lse = drawn
+        lines = torch.where(idx_mapping < 0, self.sampler.max_num_reqs, idx_mapping)
+        self._logits[lines, step] = weights
+        self._lse[lines, step] = lse
         return torch.where(idx_mapping < 0, -1, token_ids)
 
     def _params(self, params: RowParams, step: int) -> RowParams:

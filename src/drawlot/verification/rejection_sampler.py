@@ -1,6 +1,6 @@
 """The stateful verifier of an engine: drafts in, accepted tokens and one token more out."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -67,6 +67,15 @@ class RejectionSampler:
             InputError: No request owns the row.
         """
         self._methods.set_method(req_idx, method)
+
+    @property
+    def capture_key(self) -> Hashable:
+        """A call captured in a CUDA graph may be replayed while this is what it was; None: calls cannot be captured.
+
+        As of the sampler; it changes too when the first live request gets a filter, `block` or `coupled`, or the last
+        one goes.
+        """
+        return None if self._steps is None else self._steps.capture_key
 
     def __call__(
         self,

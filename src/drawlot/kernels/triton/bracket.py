@@ -5,7 +5,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.reduce import sum_four
 from drawlot.kernels.triton.states import filters_of, temperature_of
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF_ORDER, TILE, value_of
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF_ORDER, TILE, order_of, value_of
 
 PIVOTS = tl.constexpr(8)
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -50,8 +50,12 @@ def min_p_line(highest, temperature, min_p):
     """The lowest order (int32) whose z reaches log(min_p)."""
     row_max = value_of(highest).to(tl.float64)
     log_min_p = tl.log(min_p)
-    low = tl.full([], MINUS_INF_ORDER, tl.int64)
-    high = highest.to(tl.int64)
+    # Rounding decides only near the value that the real line has.
+    near = order_of((row_max + temperature * log_min_p).to(tl.float32)).to(tl.int64) + tl.arange(0, 8) - 4
+    near = tl.minimum(tl.maximum(near, MINUS_INF_ORDER), highest.to(tl.int64))
+    reach = (value_of(near).to(tl.float64) - row_max) / temperature >= log_min_p
+    low = tl.max(tl.where(reach, MINUS_INF_ORDER, near))
+    high = tl.min(tl.where(reach, near, highest.to(tl.int64)))
     while high - low > 1:
         middle = (low + high) // 2
         reaches = (value_of(middle).to(tl.float64) - row_max) / temperature >= log_min_p

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.bracket import LOG2_E, min_p_line
-from drawlot.kernels.triton.reduce import sum_four
+from drawlot.kernels.triton.reduce import span, sum_four
 from drawlot.kernels.triton.states import filters_of, scale_of, temperature_of
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF_ORDER, order_of
 
@@ -27,7 +27,7 @@ def cut_in_list(states, whole, state, row, highest, row_max, ROOM: tl.constexpr)
     cut_order, cut_id = tl.full([], MINUS_INF_ORDER, tl.int32), tl.full([], LAST_ID, tl.int32)
     if top_k > 0:
         one = exists.to(tl.int64)
-        cut_order, cut_id = _cut(order, ids, one, one, top_k, highest)
+        cut_order, cut_id = _cut(order, ids, one, one, top_k)
         if min_p > 0:
             line = min_p_line(highest, temperature, min_p)
             cut_id = tl.where(line > cut_order, LAST_ID, cut_id)
@@ -39,21 +39,25 @@ def cut_in_list(states, whole, state, row, highest, row_max, ROOM: tl.constexpr)
         if top_k <= 0:
             need = (tl.load(whole.target + row) - tl.load(whole.above + row)) * _FIXED_POINT
         need = tl.maximum(tl.ceil(need).to(tl.int64), 1)
-        cut_order, cut_id = _cut(order, ids, weight, (weight > 0).to(tl.int64), need, highest)
+        cut_order, cut_id = _cut(order, ids, weight, (weight > 0).to(tl.int64), need)
     return cut_order, cut_id
 
 
 @triton.jit
-def _cut(order, ids, weight, exists, need, highest):
+def _cut(order, ids, weight, exists, need):
     """The token at which the running weight in the order (value desc, id asc) reaches `need`, or the last one."""
-    cut_order, above = _search(order, weight, need, tl.min(tl.where(exists != 0, order, LAST_ID)), highest)
+    largest, smallest, _count = span(tl.where(exists != 0, order, -LAST_ID), tl.where(exists != 0, order, LAST_ID), ids)
+    cut_order, above = _search(order, weight, need, smallest, largest)
     equal = (order == cut_order) & (exists != 0)
-    of_each = tl.maximum(tl.max(tl.where(equal, weight, 0)), 1)
-    count = tl.minimum((need - above + of_each - 1) // of_each, tl.sum(equal.to(tl.int64)))
-    # The count-th lowest id is the largest -id that so many reach.
-    lowest = tl.min(tl.where(equal, -ids, LAST_ID))
-    cut_id, _ = _search(-ids, equal.to(tl.int64), count, lowest, tl.max(tl.where(equal, -ids, -LAST_ID)))
-    return cut_order, -cut_id
+    last, first, num_equal = span(tl.where(equal, ids, -LAST_ID), tl.where(equal, ids, LAST_ID), equal.to(tl.int32))
+    cut_id = last
+    if num_equal > 1:
+        of_each = tl.maximum(tl.max(tl.where(equal, weight, 0)), 1)
+        count = tl.minimum((need - above + of_each - 1) // of_each, num_equal)
+        # The count-th lowest id is the largest -id that so many reach.
+        negative, _above = _search(-ids, equal.to(tl.int64), count, -last, -first)
+        cut_id = -negative
+    return cut_order, cut_id
 
 
 @triton.jit

@@ -15,8 +15,8 @@ from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of
 from drawlot.kernels.triton.verification.leftover import weights_of
 
 _RESIDUAL_TILE = tl.constexpr(int(rng.Stream.RESIDUAL_TILE))
-_AT_ONCE = tl.constexpr(1.25)
-"""So far behind the best bound are tiles that are read first: three or four, seldom more than sixteen"""
+_AT_ONCE = tl.constexpr(1.6)
+"""So far behind the best bound are tiles that are read at once: four or five, seldom more than sixteen"""
 _SLACK = tl.constexpr(1e-3)
 """More than what rounding adds to a sum's logarithm"""
 
@@ -33,12 +33,11 @@ def race_of_leftovers(
     noise = gumbel_of_range(0, T, key[0], key[1], _RESIDUAL_TILE, key[2], key[3], WIDE)
     tl.store(noises + row * lists.width + tile, noise)
     bounds += noise
-    at_once = _AT_ONCE
     best, best_key = tl.full([], -1, tl.int32), tl.full([], float("-inf"), bounds.dtype)
     best_left = tl.zeros([TILE], tl.float32)
     highest = tl.max(bounds)
     while (highest > MINUS_INF) & (highest + _SLACK > best_key):
-        selected = bounds >= highest - at_once
+        selected = bounds >= highest - _AT_ONCE
         # The list of the round before has been read.
         tl.debug_barrier()
         select_tiles(lists, row, tile, selected)
@@ -60,5 +59,4 @@ def race_of_leftovers(
             start += TILES
         bounds = tl.where(selected, MINUS_INF, bounds)
         highest = tl.max(bounds)
-        at_once *= 2
     return best, best_left

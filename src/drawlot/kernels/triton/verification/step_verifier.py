@@ -1,6 +1,6 @@
 """Verifies the drafts of requests in the tables of a `StepSampler`: a step allocates nothing and waits for nothing."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -148,6 +148,12 @@ class StepVerifier:
         self._max_reqs = 0
         self._reserve(steps._floats.shape[1])
 
+    @property
+    def capture_key(self) -> Hashable:
+        """A captured step may be replayed as long as this is what it was at the capture."""
+        key = self._steps.capture_key
+        return None if key is None else (key, *self._needed())
+
     def verify(
         self,
         logits: Tensor,
@@ -274,12 +280,15 @@ class StepVerifier:
         self._work = steps._work
         self._plans.clear()
 
+    def _needed(self) -> tuple[bool, bool]:
+        """Whether live requests need the finish of ordinary sampling, and whether they need rows weighed."""
+        methods = self._in_use()
+        return self._steps.has_filters or Method.COUPLED in methods, Method.BLOCK in methods
+
     def _plan(self, width: int, *, has_laws: bool) -> _Plan:
         """What a step does for the requests alive; width: of sparse laws."""
-        sampler_plan, methods = self._steps._plan(), self._in_use()
-        finishes = self._steps.has_filters or Method.COUPLED in methods
-        weighs = has_laws and Method.BLOCK in methods
-        key = sampler_plan.serial, triton.next_power_of_2(width), finishes, weighs
+        sampler_plan, (finishes, weighs) = self._steps._plan(), self._needed()
+        key = sampler_plan.serial, triton.next_power_of_2(width), finishes, weighs and has_laws
         if self._work is not self._steps._work:
             # The sampler's memory has grown.
             self._work = self._steps._work

@@ -18,10 +18,8 @@ class EagleSteps:
         self._heads = config.num_attention_heads, config.num_key_value_heads
         self._head_dim = config.head_dim
         self._width, self._eps = (config.hidden_size,), config.rms_norm_eps
-        self._norms = [
-            norm.weight
-            for norm in (head.hidden_norm, head.embedding_norm, head.attention_norm, head.mlp_norm, head.output_norm)
-        ]
+        self._input_norms = torch.stack([head.hidden_norm.weight, head.embedding_norm.weight])
+        self._norms = [norm.weight for norm in (head.attention_norm, head.mlp_norm, head.output_norm)]
         self._input, self._output, self._down = head.input_proj.weight, head.o_proj.weight, head.down_proj.weight
         self._attention = torch.cat([head.q_proj.weight, head.k_proj.weight, head.v_proj.weight])
         self._mlp = torch.cat([head.gate_proj.weight, head.up_proj.weight])
@@ -31,10 +29,9 @@ class EagleSteps:
 
     def __call__(self, hidden: Tensor, embeddings: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """As `EagleHead.forward`, of a flat batch: [T, D], [T, D] and int64 [T] to [T, D]."""
-        hidden_norm, embedding_norm, attention_norm, mlp_norm, output_norm = self._norms
-        x = F.linear(
-            torch.cat([self._normed(hidden, hidden_norm), self._normed(embeddings, embedding_norm)], 1), self._input
-        )
+        attention_norm, mlp_norm, output_norm = self._norms
+        both = F.rms_norm(torch.stack([hidden, embeddings], 1), self._width, eps=self._eps) * self._input_norms
+        x = F.linear(both.flatten(1), self._input)
 
         heads, groups = self._heads
         projected = F.linear(self._normed(x, attention_norm), self._attention).view(len(x), -1, self._head_dim)

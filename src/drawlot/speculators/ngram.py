@@ -83,14 +83,13 @@ def lookup(
     """
     length = tokens.shape[1]
     ends = torch.arange(1, length + 1, device=tokens.device)
+    # Nothing is -1 before a text begins, nor -2 in the place of what a suffix lacks.
+    windows = torch.nn.functional.pad(tokens, (max_tokens - 1, 0), value=-1).unfold(1, max_tokens, 1)
+    places = lengths.unsqueeze(1) - torch.arange(max_tokens, 0, -1, device=tokens.device)
+    suffix = torch.where(places < 0, -2, tokens.gather(1, places.clamp(min=0)))
+    alike = (windows == suffix.unsqueeze(1)).flip(2).to(torch.uint8)
     # matched[r, j]: how many tokens before column j + 1 are those before the end of text r.
-    matched = torch.zeros_like(tokens)
-    going_on = ends < lengths.unsqueeze(1)
-    for back in range(1, max_tokens + 1):
-        last = tokens.gather(1, (lengths - back).clamp(min=0).unsqueeze(1))
-        shifted = torch.nn.functional.pad(tokens, (back - 1, 0))[:, :length]
-        going_on = going_on & (shifted == last) & (ends >= back)
-        matched += going_on
+    matched = alike.cumprod(2, dtype=torch.uint8).sum(2) * (ends < lengths.unsqueeze(1))
     # The longest, then the latest.
     score = torch.where(matched >= min_tokens, matched * (length + 1) + ends, 0)
     best, column = score.max(1)

@@ -42,11 +42,8 @@ def test_random_batches(vocab_size: int, margins: list[Tensor]) -> None:
             continue
         counts = batch.rows.cu_num_logits.diff()
         rows = (~differs & (margin >= NEAR_TIE)).repeat_interleave(counts)
-        # Synthetic acceptance emits tokens that no sampler draws; the rank of what is masked is not counted.
         emits = batch.rows.local_positions < exact.num_sampled.repeat_interleave(counts)
-        never_drawn = exact.logprobs.logprobs[:, 0] == -torch.inf
-        synthetic = torch.tensor([method == "synthetic" for method in batch.methods]).repeat_interleave(counts)
-        same_logprobs(fast.logprobs, exact.logprobs, rows & ~(emits & never_drawn & synthetic))
+        same_logprobs(fast.logprobs, exact.logprobs, rows)
         assert (fast.logprobs.logprob_token_ids[~emits & rows] == -1).all()
 
 
@@ -195,6 +192,28 @@ def test_a_captured_step_is_good_for_requests_that_need_its_launches() -> None:
     fast.set_method(1, "coupled")
     assert fast.capture_key == keys[1]
     assert RejectionSampler(Sampler(2, 8, backend="torch"), num_speculative_tokens=K).capture_key is None
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_the_rank_of_a_token_that_no_sampler_draws(mode: str) -> None:
+    # Synthetic acceptance emits drafts that top_k drops or a mask forbids: after all that have a probability.
+    v, outputs = 300, []
+    torch.manual_seed(4)
+    logits, drafts = torch.randn(8, v), torch.tensor([[7, -1, -1, -1], [9, -1, -1, -1]] * 2)
+    logits[:, 9] = -torch.inf
+    for backend in ("triton", "reference"):
+        sampler = Sampler(4, v, backend=backend, logprobs_mode=mode)
+        verifier = RejectionSampler(
+            sampler, num_speculative_tokens=K, method="synthetic", synthetic_rates=[1.0, 0.0, 0.0, 0.0]
+        )
+        for r in range(4):
+            sampler.add_request(r, SamplingParams(seed=r, top_k=5 if r < 2 else 0, logprobs=2), [1])
+        outputs.append(verifier(logits, rows_of(drafts, [1] * 4), drafts))
+    got, expected = (out.logprobs for out in outputs)
+    assert (outputs[1].num_accepted == 1).all()
+    same_logprobs(got, expected, torch.ones(8, dtype=torch.bool))
+    if mode == "processed_logprobs":
+        assert expected.selected_token_ranks[2] == 6
 
 
 def test_drafts_on_another_device_are_named() -> None:

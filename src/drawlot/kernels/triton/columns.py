@@ -91,7 +91,7 @@ def columns_kernel(
             _put_top(rows, row, lists, maxima, num_top, law, ids, logprobs, RAW, LOGITS, T, ROOM, GATHER, TILES)
         if rank == 0:
             tl.debug_barrier()
-            rank = 1 + _count_before(rows, row, lists, maxima, tl.max(x), token, RAW, T, GATHER)
+            rank = 1 + _count_before(rows, row, lists, maxima, tl.max(x), token, law, RAW, T, GATHER)
     tl.store(columns.ranks + row, rank)
 
 
@@ -124,14 +124,20 @@ def _load(rows, row, ids, mask, RAW: tl.constexpr):
 @triton.jit
 def _result(x, ids, law, RAW: tl.constexpr, LOGITS: tl.constexpr):
     """float32 logprob, or logit, of tokens of these values; -inf where nothing is kept."""
-    maximum, log_mass, temperature, cut_order, cut_id = law
-    order = order_of(x)
-    kept = (x > MINUS_INF) & ((order > cut_order) | ((order == cut_order) & (ids <= cut_id)))
+    maximum, log_mass, temperature, _, _ = law
     if LOGITS:
         result = tl.minimum(tl.maximum(x.to(tl.float64) / temperature, -_LARGEST), _LARGEST)
     else:
         result = (x.to(tl.float64) - maximum) / temperature - log_mass
-    return tl.where(kept, result.to(tl.float32), MINUS_INF)
+    return tl.where(_kept(x, ids, law), result.to(tl.float32), MINUS_INF)
+
+
+@triton.jit
+def _kept(x, ids, law):
+    """Which tokens of these values have a probability."""
+    _, _, _, cut_order, cut_id = law
+    order = order_of(x)
+    return (x > MINUS_INF) & ((order > cut_order) | ((order == cut_order) & (ids <= cut_id)))
 
 
 @triton.jit
@@ -194,8 +200,8 @@ def _put_top(
 
 
 @triton.jit
-def _count_before(rows, row, lists, maxima, x, token, RAW: tl.constexpr, T: tl.constexpr, GATHER: tl.constexpr):
-    """How many tokens come before (x, token)."""
+def _count_before(rows, row, lists, maxima, x, token, law, RAW: tl.constexpr, T: tl.constexpr, GATHER: tl.constexpr):
+    """How many tokens that have a probability come before (x, token), which need not have one."""
     selected = (maxima >= x) & (maxima > MINUS_INF)
     select_tiles(lists, row, tl.arange(0, T), selected)
     num_selected = tl.sum(selected.to(tl.int32))
@@ -207,6 +213,7 @@ def _count_before(rows, row, lists, maxima, x, token, RAW: tl.constexpr, T: tl.c
         tile = tl.load(lists.tile_ids + row * lists.width + slot, mask=slot < num_selected, other=0)
         ids = ids_of(tile)
         values = _load(rows, row, ids, (slot < num_selected)[:, None], RAW)
-        count += tl.sum(tl.sum(comes_before(values, ids, x, token).to(tl.int32), 1), 0)
+        before = comes_before(values, ids, x, token) & _kept(values, ids, law)
+        count += tl.sum(tl.sum(before.to(tl.int32), 1), 0)
         start += GATHER
     return count

@@ -164,7 +164,7 @@ def spec(
     ] = None,
     prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts, from the files in turn.")] = 8,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Tokens of each prompt.")] = 64,
-    new_tokens: Annotated[int, typer.Option("--new-tokens", min=2, help="Tokens drawn for each prompt.")] = 64,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", min=2, help="Tokens drawn for each prompt.")] = 48,
     together: Annotated[int, typer.Option("--together", min=1, help="Requests that run together.")] = 1,
     device: Annotated[str, typer.Option("--device", help="Where to run: auto, cpu, cuda or cuda:N.")] = "auto",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each case; medians are shown.")] = 3,

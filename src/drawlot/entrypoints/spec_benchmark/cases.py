@@ -40,7 +40,7 @@ class Work(NamedTuple):
     files: Sequence[str] = FILES
     prompts: int = 8
     prompt_tokens: int = 64
-    new_tokens: int = 64
+    new_tokens: int = 48
     together: int = 1
     """Requests that run together"""
 

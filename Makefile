@@ -23,8 +23,8 @@ lint: .venv/installed
 types: .venv/installed
 	$(BIN)/mypy
 
-unit: .venv/installed  ## two processes of one thread each; tests that count together stay together
-	$(BIN)/pytest -q -n 2 --dist loadgroup
+unit: .venv/installed  ## two processes of one thread each
+	$(BIN)/pytest -q -n 2 --dist worksteal
 
 sequences: .venv/installed  ## 2^17 sequences with every way to draft, 2^13 of the embedded model; half an hour
 	$(BIN)/pytest -q -n 2 -m minutes tests/speculative tests/verification

@@ -262,7 +262,7 @@ def test_misuse_is_named(call, message: str) -> None:
 
 
 # Without a GPU and without the interpreter, by a driver that does nothing; what would be compiled is counted.
-COMPILATIONS = """
+COUNTED = """
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -289,7 +289,8 @@ compiled, launched = [], []
 from drawlot import LogitsRows, Sampler, SamplingParams
 from drawlot.kernels import registry
 registry.why_not = lambda *args: None
-
+"""
+COMPILATIONS = """
 V = 1000
 words = -(-V // 32)
 sampler = Sampler(64, V, backend="triton")
@@ -317,7 +318,9 @@ print(warm, len(compiled) - warm, len(launched))
 
 def test_nothing_is_compiled_after_the_warm_up() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", COMPILATIONS], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED + COMPILATIONS], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     warm, later, launched = map(int, done.stdout.split())
     # Scan, finish and whole rows in eight forms, columns in four; bad words, commit and writes.

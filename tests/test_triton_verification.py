@@ -1,5 +1,9 @@
 """The Triton backend, in Triton's interpreter, verifies as the reference does. On a GPU: `benchmarks.verify_gpu`."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +11,7 @@ from torch import Tensor
 
 from drawlot import InputError, LogitsRows, RejectionSampler, Sampler, SamplingParams, VerifierOutput
 from tests.test_backends import same_logprobs
+from tests.test_triton_sampler import COUNTED
 from tests.verification.cases import random_batch
 
 triton = pytest.importorskip("triton")
@@ -214,6 +219,75 @@ def test_the_rank_of_a_token_that_no_sampler_draws(mode: str) -> None:
     same_logprobs(got, expected, torch.ones(8, dtype=torch.bool))
     if mode == "processed_logprobs":
         assert expected.selected_token_ranks[2] == 6
+
+
+def test_a_warm_verifier_does_as_a_cold_one() -> None:
+    torch.manual_seed(5)
+    v = 130
+    logits, q = torch.randn(4, v), torch.randn(2, K, v)
+    sampler = Sampler(2, v, backend="triton")
+    warm = RejectionSampler(sampler, num_speculative_tokens=K)
+    warm.warm_up(logits, q, None, torch.full((4, 5), -1, dtype=torch.int32))
+    params, methods = [SamplingParams(seed=1, top_p=0.9), SamplingParams(seed=2)], ["standard", "block"]
+    _, exact = verifiers(v, params, methods)
+    for r, (each, method) in enumerate(zip(params, methods)):
+        sampler.add_request(r, each, [1])
+        warm.set_method(r, method)
+    drafts = torch.tensor([[5, -1, -1, -1], [6, -1, -1, -1]])
+    given = logits, rows_of(drafts, [1, 1]), drafts, q
+    assert not different(warm(*given), exact(*given)).any()
+    with pytest.raises(InputError, match="before the first request"):
+        warm.warm_up(logits, q)
+    with pytest.raises(InputError, match="at least 2 rows"):
+        RejectionSampler(Sampler(2, v, backend="triton"), num_speculative_tokens=K).warm_up(logits[:1])
+
+
+COMPILATIONS = """
+from itertools import product
+from drawlot import RejectionSampler, SparseDraftLogits
+
+V, K = 1000, 4
+bitmask = torch.full((40, 32), -1, dtype=torch.int32)
+dense, sparse = torch.zeros(8, K, V), SparseDraftLogits(torch.zeros(8, K, 8, dtype=torch.int64), torch.zeros(8, K, 8))
+later, warm = 0, []
+for q, lse in ((None, None), (dense, None), (dense, torch.zeros(8, K)), (sparse, None)):
+    sampler = Sampler(8, V, backend="triton")
+    verifier = RejectionSampler(sampler, num_speculative_tokens=K, synthetic_rates=[0.5] * K)
+    before = len(compiled)
+    verifier.warm_up(torch.zeros(2, V), q, lse, bitmask[:2])
+    warm.append(len(compiled) - before)
+    filters, extras = ({}, {"top_k": 5}, {"temperature": 0.0}), ({}, {"logprobs": 3}, {"presence_penalty": 1.0})
+    methods = "standard", "block", "coupled", "synthetic"
+    for requests, (some, more, method) in enumerate(product(filters, extras, methods)):
+        r = 1 + requests % 8
+        for i in range(r):
+            sampler.add_request(i, SamplingParams(seed=i, **some, **more), [1])
+            verifier.set_method(i, method)
+        index, local = torch.arange(r), torch.arange(K + 1).repeat(r)
+        first = (K + 1) * torch.arange(r + 1, dtype=torch.int32)
+        rows = LogitsRows(index, index.repeat_interleave(K + 1), local, local, local, first)
+        drafts = torch.ones((r, K), dtype=torch.int64)
+        for mask in (None, bitmask[: len(local)]):
+            before = len(compiled)
+            verifier(torch.zeros(len(local), V), rows, drafts, q, lse, mask)
+            later += len(compiled) - before
+        for i in range(r):
+            sampler.remove_request(i)
+print(min(warm), later, len(launched))
+"""
+
+
+def test_nothing_is_compiled_after_the_warm_up() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED + COMPILATIONS], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    warm, later, launched = map(int, done.stdout.split())
+    # Scan and settle in eight forms at least.
+    assert warm >= 16
+    assert later == 0
+    assert launched > 1000
 
 
 def test_drafts_on_another_device_are_named() -> None:

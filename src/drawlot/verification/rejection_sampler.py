@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from drawlot.errors import InputError, ParameterError
 from drawlot.kernels.drafts import PADDING, Drafts, VerifiedRows
 from drawlot.outputs import LogitsRows, LogprobsTensors, RowStatus, SparseDraftLogits, VerifierOutput
+from drawlot.params import SamplingParams
 from drawlot.sampling import Sampler
 from drawlot.sampling.sampler import check_logits
 from drawlot.verification.methods import MethodStates
@@ -67,6 +69,45 @@ class RejectionSampler:
             InputError: No request owns the row.
         """
         self._methods.set_method(req_idx, method)
+
+    def warm_up(
+        self,
+        target_logits: Tensor,
+        draft_logits: Tensor | SparseDraftLogits | None = None,
+        draft_lse: Tensor | None = None,
+        allowed_bitmask: Tensor | None = None,
+    ) -> None:
+        """Warm the sampler up, and do everything once that steps with such arguments do for the first time.
+
+        With the triton backend this compiles: afterwards no step does, whatever its requests ask for and however many
+        rows it has. Call it for each form of draft logits that is used; as of the sampler, before the first request.
+
+        Args:
+            target_logits: Logits like those of the steps, of at least two rows.
+            draft_logits: Likewise; None: point masses.
+            draft_lse: Likewise.
+            allowed_bitmask: Likewise; None: no step has one.
+
+        Raises:
+            InputError: A shape or dtype does not fit, or a request is alive.
+        """
+        self.sampler.warm_up(target_logits, allowed_bitmask)
+        if len(target_logits) < 2:
+            raise InputError(f"warm_up: needs at least 2 rows of target_logits; got {len(target_logits)}")
+        if self._steps is None:
+            return
+        device = target_logits.device
+        zero, zeros, both = (torch.tensor(ids, device=device) for ids in ([0], [0, 0], [0, 1]))
+        rows = LogitsRows(zero, zeros, both, both, zeros, torch.tensor([0, 2], dtype=torch.int32, device=device))
+        drafts = torch.full((1, self.num_speculative_tokens), PADDING, device=device)
+        drafts[0, 0] = 0
+        # With every launch that a step may have: a filter asks for the finish, `block` for weights.
+        for logprobs, penalty in product((None, 0), (0.0, 1.0)):
+            self.sampler.add_request(0, SamplingParams(top_k=1, logprobs=logprobs, presence_penalty=penalty), [0])
+            self.set_method(0, "block")
+            for mask in (None,) if allowed_bitmask is None else (None, allowed_bitmask[:2]):
+                self(target_logits[:2], rows, drafts, draft_logits, draft_lse, mask)
+            self.sampler.remove_request(0)
 
     @property
     def capture_key(self) -> Hashable:

@@ -1,0 +1,141 @@
+"""By what the Triton backend decides, heard from its kernels in Triton's interpreter: a `law` as other backends have.
+
+Thresholds of `standard` are what its coins are compared with, weights what the last race of a draw is given. Thresholds
+of `block` are its formula on what the kernels leave behind; that they decide by it is seen at the neighbours of each.
+Rows of one tile, requests of `standard` and `block`.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import triton.language as tl
+from numpy.typing import NDArray
+
+from drawlot import RejectionSampler, VerifierOutput, rng
+from drawlot.kernels.drafts import Law, Method
+from drawlot.kernels.triton.verification import draw, settle
+
+Numbers = NDArray[np.float64]
+Given = tuple[RejectionSampler, list[Any]]
+_LOW, _HIGH = 1e-300, float(np.nextafter(1, 0))
+_TOKENS = [int(rng.Stream[name]) for name in ("TARGET_TOKEN", "RESIDUAL_TOKEN", "BONUS_TOKEN")]
+
+
+def verify_rows(given: Given) -> VerifierOutput:
+    """One call of the verifier; coins come from `tossed`."""
+    verifier, args = given
+    return verifier(*args)
+
+
+def law(given: Given) -> Law:
+    """Of each request its thresholds; of each row what it draws from if it is the first that rejects."""
+    verifier, args = given
+    requests, k = args[2].shape
+    vocab_size = verifier.sampler.vocab_size
+    accept, weights = np.full((requests, k), np.nan), np.zeros((requests, k + 1, vocab_size))
+    for count in range(k + 1):
+        # Of `standard` all coins before a rejection are low, of `block` the last low one decides alone.
+        coins = np.full((requests, k), _HIGH)
+        coins[:, :count] = _LOW
+        with tossed(coins), _heard(accept, weights):
+            verify_rows(given)
+    if Method.BLOCK in verifier._methods.in_use():
+        # One high coin, the last: whatever can be compared is weighed.
+        coins = np.full((requests, k), _LOW)
+        coins[:, -1] = _HIGH
+        with tossed(coins), _blocks_heard(accept, verifier, args[1].cu_num_logits[:-1].tolist()):
+            verify_rows(given)
+    return Law(torch.from_numpy(accept), torch.from_numpy(weights.reshape(-1, vocab_size)))
+
+
+@contextmanager
+def tossed(coins: Numbers) -> Iterator[None]:
+    """Coins [R, K] of the requests whose seeds are 0 .. R - 1, in the place of the kernels' own."""
+
+    def coin(key: Any, wide: Any) -> Any:
+        result = key[3].to(tl.float64)
+        of_rows = np.append(coins[_number(key[0])], _HIGH)
+        result.handle.data = of_rows[np.minimum(key[3].handle.data, coins.shape[1])]
+        return result
+
+    with mock.patch.object(settle, "coins", coin):
+        yield
+
+
+@contextmanager
+def _heard(accept: Numbers, weights: Numbers) -> Iterator[None]:
+    """Writes down thresholds of `standard`, and what rows draw from."""
+    tossing, by_coins, of_range, of_list = settle.coins, settle.accept_by_coins, draw.race_of_range, draw.race
+    now = [0]
+
+    def coins(key: Any, wide: Any) -> Any:
+        now[0] = _number(key[0])
+        return tossing(key, wide)
+
+    def accept_by_coins(
+        methods: Any, state: Any, column: Any, n: Any, draft: Any, own: Any, ratio: Any, coin: Any
+    ) -> Any:
+        accept[now[0], : _number(n)] = np.minimum(ratio.handle.data[: _number(n)], 1)
+        return by_coins(methods, state, column, n, draft, own, ratio, coin)
+
+    def put(ids: NDArray[np.int64], z: Any, key: Any, stream: Any) -> None:
+        if _number(stream) in _TOKENS:
+            live = ids < weights.shape[2]
+            weights[_number(key[0]), _number(key[3]), ids[live]] = np.exp(z.handle.data[live].astype(np.float64))
+
+    def race_of_range(first: Any, z: Any, key: Any, stream: Any, n: Any, wide: Any) -> Any:
+        put(np.arange(z.handle.data.size), z, key, stream)
+        return of_range(first, z, key, stream, n, wide)
+
+    def race(ids: Any, z: Any, payload: Any, key: Any, stream: Any, wide: Any) -> Any:
+        put(ids.handle.data, z, key, stream)
+        return of_list(ids, z, payload, key, stream, wide)
+
+    with ExitStack() as patches:
+        for module, heard in ((settle, coins), (settle, accept_by_coins), (draw, race_of_range), (draw, race)):
+            patches.enter_context(mock.patch.object(module, heard.__name__, heard))
+        yield
+
+
+@contextmanager
+def _blocks_heard(accept: Numbers, verifier: RejectionSampler, first: list[int]) -> Iterator[None]:
+    """Writes down thresholds of `block`, of which the kernels leave P and what is left of the rows they weigh."""
+    tossing, deciding, heard = settle.coins, settle.accept_block, {}
+    now = [0]
+
+    def coins(key: Any, wide: Any) -> Any:
+        now[0] = _number(key[0])
+        return tossing(key, wide)
+
+    def accept_block(
+        judged: Any, at: Any, column: Any, n: Any, ratio: Any, p: Any, dense: Any, coin: Any, k: Any
+    ) -> Any:
+        accepted, weighed, prefix = deciding(judged, at, column, n, ratio, p, dense, coin, k)
+        numbers = (part.handle.data.copy() for part in (weighed, prefix, p))
+        heard[now[0]] = _number(n), bool(_number(dense)), *numbers
+        return accepted, weighed, prefix
+
+    with mock.patch.object(settle, "coins", coins), mock.patch.object(settle, "accept_block", accept_block):
+        yield
+    left_of_rows = verifier._steps._memory.leftovers.left[:, 0].numpy()
+    for r, (n, dense, weighed, prefix, p) in heard.items():
+        for i in range(1, n + 1):
+            h = prefix[i]
+            if i < n and not dense:
+                left = prefix[i] * (1 - p[i])
+                rest = left + 1 - prefix[i]
+                h = left / rest if rest else 1.0
+            elif i < n and weighed[i]:
+                left = left_of_rows[first[r] + i]
+                h = np.float64(left) / (np.float64(left + np.float32(1)) - prefix[i])
+            accept[r, i - 1] = h
+
+
+def _number(x: Any) -> int:
+    """A number of a kernel's."""
+    data = x.handle.data if hasattr(x, "handle") else getattr(x, "value", x)
+    return int(np.ravel(data)[0])

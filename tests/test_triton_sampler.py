@@ -316,13 +316,16 @@ print(warm, len(compiled) - warm, len(launched))
 """
 
 
-def test_nothing_is_compiled_after_the_warm_up() -> None:
+def counted(script: str) -> list[int]:
+    """The numbers that a script prints, run without a GPU and without the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", COUNTED + COMPILATIONS], env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", COUNTED + script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    warm, later, launched = map(int, done.stdout.split())
+    return [int(number) for number in done.stdout.split()]
+
+
+def test_nothing_is_compiled_after_the_warm_up() -> None:
+    warm, later, launched = counted(COMPILATIONS)
     # Scan, finish and whole rows in eight forms, columns in four; bad words, commit and writes.
     assert 24 < warm < 40
     assert later == 0

@@ -83,17 +83,17 @@ class RejectionSampler:
         rows it has. Call it for each form of draft logits that is used; as of the sampler, before the first request.
 
         Args:
-            target_logits: Logits like those of the steps, of at least two rows.
-            draft_logits: Likewise; None: point masses.
-            draft_lse: Likewise.
-            allowed_bitmask: Likewise; None: no step has one.
+            target_logits: Any [N >= 2, >= vocab_size] with the dtype and the row stride of those to come.
+            draft_logits: As in a call, with any values; None: point masses.
+            draft_lse: As in a call, with any values, if there will be some.
+            allowed_bitmask: Any [N, ceil(vocab_size / 32)], if there will be some.
 
         Raises:
             InputError: A shape or dtype does not fit, or a request is alive.
         """
-        self.sampler.warm_up(target_logits, allowed_bitmask)
         if len(target_logits) < 2:
-            raise InputError(f"warm_up: needs at least 2 rows of target_logits; got {len(target_logits)}")
+            raise InputError(f"target_logits: warm_up needs at least 2 rows; got {len(target_logits)}")
+        self.sampler.warm_up(target_logits, allowed_bitmask)
         if self._steps is None:
             return
         device = target_logits.device

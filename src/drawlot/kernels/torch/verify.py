@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drawlot import rng
-from drawlot.kernels.drafts import PADDING, Drafts, Law, VerifiedRows
+from drawlot.kernels.drafts import PADDING, Drafts, Law, Method, VerifiedRows
 from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted, RowParams
 from drawlot.kernels.torch.draw import Drawn, Waiting, settle
 from drawlot.kernels.torch.logprobs import Columns
@@ -24,7 +24,7 @@ from drawlot.kernels.torch.scanned import Scanned, scan_rows
 from drawlot.kernels.torch.tiles import IntArray, on_host
 from drawlot.kernels.torch.verification import acceptance
 from drawlot.kernels.torch.verification.draft_laws import DraftLaws
-from drawlot.kernels.torch.verification.steps import Method, Steps
+from drawlot.kernels.torch.verification.steps import Steps
 from drawlot.kernels.torch.verification.target_laws import Residuals, TargetLaws
 from drawlot.rng import BONUS, RESIDUAL, TARGET, Stream
 
@@ -50,7 +50,7 @@ class Judged(NamedTuple):
 
     steps: Steps
     scanned: Scanned
-    own: "OwnDraws"
+    own: OwnDraws
     p: TargetLaws
     q: DraftLaws
     thresholds: NDArray[np.float64]

@@ -6,18 +6,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from drawlot.kernels import drafts as of_drafts
-from drawlot.kernels.drafts import Drafts
+from drawlot.kernels.drafts import Drafts, Method
 from drawlot.kernels.inputs import RowParams
 from drawlot.kernels.torch.tiles import IntArray, on_host
-
-
-class Method:
-    """Numbers of `of_drafts.Method`: a member of an enumeration takes longer to convert than an array to compare."""
-
-    BLOCK, COUPLED, SYNTHETIC = (
-        np.int64(method) for method in (of_drafts.Method.BLOCK, of_drafts.Method.COUPLED, of_drafts.Method.SYNTHETIC)
-    )
 
 
 @dataclass(frozen=True)

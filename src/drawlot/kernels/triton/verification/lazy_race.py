@@ -1,7 +1,7 @@
 """The race over tiles by what q leaves of them, of which only those are read that can still win.
 
-No tile has more left than it had. A draft is rejected as often as something is left of its row, so that few tiles are
-read in the mean: some dozen of a row of which a third is left; all of one of which hardly anything is, but hardly ever.
+No tile has more left than it had. A draft is rejected as often as something is left of its row, so that few tiles have
+to be read: two or three of a row of which a third is left; all of one of which hardly anything is, but hardly ever.
 """
 
 import triton

@@ -153,8 +153,8 @@ OF_REFERENCE = [
     Mutant(
         "q of all columns",
         step._draft_law,
-        "log_sum_exp(logits) if",
-        "log_sum_exp(drafts.logits[s, j].double().numpy()) if",
+        "log_sum_exp(z)",
+        "log_sum_exp(drafts.logits[s, j].double().numpy() - logits.max())",
     ),
     Mutant("log-sum-exp of the first draft", step._draft_law, "float(drafts.lse[s, j])", "float(drafts.lse[s, 0])"),
     Mutant(
@@ -252,8 +252,13 @@ OF_TORCH = [
     Mutant("q by place in the batch", DraftLaws._lines, "self.state_rows[requests]", "1 + requests"),
     Mutant("q of the first draft", DraftLaws.at, "self.logits[s, j, d", "self.logits[s, 0 * j, d"),
     Mutant("log-sum-exp of the first draft", DraftLaws.of, "drafts.lse[s, j]", "drafts.lse[s, 0 * j]"),
-    Mutant("log-sum-exp of float32", DraftLaws.of, "_log_sum_exp(part)", "part.logsumexp(1)"),
-    Mutant("log-sum-exp is the maximum", DraftLaws.of, "_log_sum_exp(part)", "part.amax(1)"),
+    Mutant(
+        "log-sum-exp of float32",
+        DraftLaws.at,
+        "z - self.log_sum[requests, columns]",
+        "on_host(at.double()) - (self.shift + self.log_sum).astype(np.float32)[requests, columns]",
+    ),
+    Mutant("log-sum-exp is the maximum", DraftLaws.of, "np.log(on_host(torch.cat(sums)))", "0"),
     Mutant("unused cells of sparse q", DraftLaws._logits, "== PADDING, -torch.inf", "< -1, -torch.inf"),
 ]
 

@@ -51,6 +51,14 @@ def test_logits_far_from_zero(backend: str, method: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_draft_logits_beside_which_a_sum_is_lost(backend: str, form: str) -> None:
+    near = world("random", 3, 2)
+    tiny = World(near.target, lambda _: np.full(3, -1e30), 2, (0, 1, 2), form=form)
+    assert of_one_step(tiny, backend) <= TOLERANCE[backend]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("method", ["standard", "block"])
 def test_one_step_of_four_drafts_among_five_tokens(backend: str, method: str) -> None:
     kinds = ("random", "zeros") if backend == "torch" else ("zeros",)

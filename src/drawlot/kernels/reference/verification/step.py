@@ -78,6 +78,11 @@ def _law(kept: Kept | None, v: int) -> NDArray[np.float64]:
     return p
 
 
+def _finite(x: float) -> float:
+    """NaN for what makes a line no law: no coin is below that."""
+    return x if np.isfinite(x) else np.nan
+
+
 def _draft_law(drafts: Drafts, r: int, j: int, v: int) -> NDArray[np.float64]:
     """[V]: the law that draft j of request r was drawn from."""
     q = np.zeros(v)
@@ -97,9 +102,12 @@ def _draft_law(drafts: Drafts, r: int, j: int, v: int) -> NDArray[np.float64]:
         ids = np.arange(v)
         logits = drafts.logits[s, j, :v].double().numpy()
     with np.errstate(invalid="ignore"):
-        lse = log_sum_exp(logits) if drafts.lse is None else float(drafts.lse[s, j])
-        # A broken line is no law: NaN, and no coin is below that.
-        lse = lse if np.isfinite(lse) else np.nan
+        if drafts.lse is not None:
+            weights = np.exp(logits - _finite(float(drafts.lse[s, j])))
+        else:
+            # Beside a maximum far from 0 the log of the sum would be lost.
+            z = logits - _finite(logits.max())
+            weights = np.exp(z - _finite(log_sum_exp(z)))
         of_target = ids < v
-        q[ids[of_target]] = np.exp(logits - lse)[of_target]
+        q[ids[of_target]] = weights[of_target]
     return q

@@ -22,27 +22,34 @@ class DraftLaws(NamedTuple):
     vocab_size: int
     state_rows: IntArray
     """[R]"""
-    lse: NDArray[np.float64]
-    """[R, K], the log of the sum of exp over each line of `logits`; 0 where it is not needed"""
+    shift: NDArray[np.float64]
+    """[R, K], exact in float32: the largest of each line of `logits`, or the log of the sum of its exp where given; 0
+    where it is not needed"""
+    log_sum: NDArray[np.float64]
+    """[R, K], what is to be added to make that log of the sum: beside a shift far from 0 it would be lost"""
 
     @classmethod
     def of(cls, drafts: Drafts, needed: NDArray[np.bool_], vocab_size: int, *, wide: bool) -> "DraftLaws":
         """Reads what is needed, bool [R, K]; wide: float64 sums."""
-        laws = cls(drafts.logits, vocab_size, on_host(drafts.state_rows), np.zeros(needed.shape))
+        laws = cls(
+            drafts.logits, vocab_size, on_host(drafts.state_rows), np.zeros(needed.shape), np.zeros(needed.shape)
+        )
         requests, columns = np.nonzero(needed)
         if drafts.logits is None or not len(requests):
             return laws
         s, j = laws._lines(requests, columns)
         if drafts.lse is not None:
-            lse = drafts.lse[s, j]
+            shift = drafts.lse[s, j]
         else:
             step = max(1, _CHUNK // vocab_size)
             dtype = torch.float64 if wide else torch.float32
             parts = [laws._logits(s[i : i + step], j[i : i + step]).to(dtype) for i in range(0, len(s), step)]
-            lse = torch.cat([_log_sum_exp(part) for part in parts])
+            shift = torch.cat([part.amax(1) for part in parts])
+            sums = [_sum_exp(part, best) for part, best in zip(parts, torch.split(shift, step))]
+            laws.log_sum[requests, columns] = np.log(on_host(torch.cat(sums)))
         # A broken line is no law: NaN, and no coin is below that.
-        known = on_host(lse)
-        laws.lse[requests, columns] = np.where(np.isfinite(known), known, np.nan)
+        known = on_host(shift)
+        laws.shift[requests, columns] = np.where(np.isfinite(known), known, np.nan)
         return laws
 
     def at(self, requests: IntArray, columns: IntArray, tokens: IntArray) -> NDArray[np.float64]:
@@ -58,7 +65,8 @@ class DraftLaws(NamedTuple):
         else:
             at = self.logits[s, j, d.clamp(min=0)]
         with np.errstate(invalid="ignore"):
-            q: NDArray[np.float64] = np.exp(on_host(at.double()) - self.lse[requests, columns])
+            z = on_host(at.double()) - self.shift[requests, columns]
+            q: NDArray[np.float64] = np.exp(z - self.log_sum[requests, columns])
         return q if listed is None else np.where(listed, q, 0)
 
     def subtract(self, weights: Tensor, requests: IntArray, columns: IntArray, tokens: IntArray) -> None:
@@ -70,12 +78,9 @@ class DraftLaws(NamedTuple):
             weights[each[named], torch.from_numpy(tokens).to(weights.device)[named]] = 0
             return
         s, j = self._lines(requests, columns)
-        # Far from 0 the log-sum-exp's float32 is off by more than q's own rounding: a factor makes it good.
-        lse = self.lse[requests, columns]
-        near = lse.astype(np.float32)
-        parts = (torch.from_numpy(x).to(weights.device, weights.dtype) for x in (near, np.exp(near - lse)))
-        near_lse, factor = (part.unsqueeze(1) for part in parts)
-        q = (self._logits(s, j).to(weights.dtype) - near_lse).exp_().mul_(factor)
+        numbers = self.shift[requests, columns], np.exp(-self.log_sum[requests, columns])
+        shift, factor = (torch.from_numpy(x).to(weights.device, weights.dtype).unsqueeze(1) for x in numbers)
+        q = (self._logits(s, j).to(weights.dtype) - shift).exp_().mul_(factor)
         if isinstance(self.logits, SparseDraftLogits):
             ids = self.logits.token_ids[s, j]
             # Other cells subtract nothing, from token 0.
@@ -99,7 +104,6 @@ class DraftLaws(NamedTuple):
         return self.logits[s, j, : self.vocab_size]
 
 
-def _log_sum_exp(logits: Tensor) -> Tensor:
-    """float64 [E], with the relative precision of the sum however far from 0 the logits [E, V] are."""
-    best = logits.amax(1)
-    return (logits - best.unsqueeze(1)).exp_().sum(1).double().log_() + best
+def _sum_exp(logits: Tensor, best: Tensor) -> Tensor:
+    """float64 [E], the sums of exp(logits - best) of logits [E, V]; best: [E]."""
+    return (logits - best.unsqueeze(1)).exp_().sum(1).double()

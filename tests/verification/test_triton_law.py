@@ -12,7 +12,7 @@ from drawlot import RejectionSampler, SamplingParams
 if find_spec("triton") is None or torch.cuda.is_available():
     pytest.skip("for Triton's interpreter", allow_module_level=True)
 
-from drawlot.kernels.triton.verification import lazy_race, settle
+from drawlot.kernels.triton.verification import draw, laws
 from tests.verification import triton_law
 from tests.verification import world as worlds
 from tests.verification.world import World, of_one_step, of_two_steps, world
@@ -75,7 +75,7 @@ def inclusive(*given: object) -> object:
     """Compares with coins that are a little too low: what is equal to a threshold is below it."""
     *others, coin = given
     coin.handle.data = coin.handle.data * (1 - 2.0**-40)  # type: ignore[attr-defined]
-    return ACCEPT_BY_COINS(*others, coin)
+    return ACCEPTS(*others, coin)
 
 
 def without_q(*given: object) -> object:
@@ -84,12 +84,12 @@ def without_q(*given: object) -> object:
     return p, p
 
 
-ACCEPT_BY_COINS, WEIGHTS_OF = settle.accept_by_coins, lazy_race.weights_of
+ACCEPTS, WEIGHTS_OF = laws.accepts, draw.weights_of
 
 
 @pytest.mark.parametrize(
     ("place", "name", "mutant"),
-    [(settle, "accept_by_coins", inclusive), (lazy_race, "weights_of", without_q)],
+    [(laws, "accepts", inclusive), (draw, "weights_of", without_q)],
     ids=["inclusive comparison", "residual without q"],
 )
 def test_planted_errors_are_seen(place: object, name: str, mutant: object) -> None:

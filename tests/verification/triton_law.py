@@ -16,8 +16,8 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from drawlot import RejectionSampler, VerifierOutput, rng
-from drawlot.kernels.drafts import Law, Method
-from drawlot.kernels.triton.verification import draw, settle
+from drawlot.kernels.drafts import PADDING, Law, Method
+from drawlot.kernels.triton.verification import draw, laws, settle
 
 Numbers = NDArray[np.float64]
 Given = tuple[RejectionSampler, list[Any]]
@@ -41,7 +41,7 @@ def law(given: Given) -> Law:
         # Of `standard` all coins before a rejection are low, of `block` the last low one decides alone.
         coins = np.full((requests, k), _HIGH)
         coins[:, :count] = _LOW
-        with tossed(coins), _heard(accept, weights):
+        with tossed(coins), _heard(accept, weights, args[2].numpy()):
             verify_rows(given)
     if Method.BLOCK in verifier._methods.in_use():
         # One high coin, the last: whatever can be compared is weighed.
@@ -56,31 +56,31 @@ def law(given: Given) -> Law:
 def tossed(coins: Numbers) -> Iterator[None]:
     """Coins [R, K] of the requests whose seeds are 0 .. R - 1, in the place of the kernels' own."""
 
-    def coin(key: Any, wide: Any) -> Any:
-        result = key[3].to(tl.float64)
-        of_rows = np.append(coins[_number(key[0])], _HIGH)
-        result.handle.data = of_rows[np.minimum(key[3].handle.data, coins.shape[1])]
-        return result
+    def coin_of(key: Any, wide: Any) -> Any:
+        request, column = _number(key[0]), _number(key[3])
+        return tl.full([], coins[request, column] if column < coins.shape[1] else _HIGH, tl.float64)
 
-    with mock.patch.object(settle, "coins", coin):
+    with mock.patch.object(laws, "coin_of", coin_of):
         yield
 
 
 @contextmanager
-def _heard(accept: Numbers, weights: Numbers) -> Iterator[None]:
+def _heard(accept: Numbers, weights: Numbers, drafts: NDArray[np.int64]) -> Iterator[None]:
     """Writes down thresholds of `standard`, and what rows draw from."""
-    tossing, by_coins, of_range, of_list = settle.coins, settle.accept_by_coins, draw.race_of_range, draw.race
+    tossing, by_coin, of_range, of_list = laws.coin_of, laws.accepts, draw.race_of_range, draw.race
     now = [0]
 
-    def coins(key: Any, wide: Any) -> Any:
+    def coin_of(key: Any, wide: Any) -> Any:
         now[0] = _number(key[0])
         return tossing(key, wide)
 
-    def accept_by_coins(
-        methods: Any, state: Any, column: Any, n: Any, draft: Any, own: Any, ratio: Any, coin: Any
+    def accepts(
+        methods: Any, method: Any, temperature: Any, column: Any, draft: Any, token: Any, ratio: Any, coin: Any
     ) -> Any:
-        accept[now[0], : _number(n)] = np.minimum(ratio.handle.data[: _number(n)], 1)
-        return by_coins(methods, state, column, n, draft, own, ratio, coin)
+        j = _number(column)
+        if j < accept.shape[1] and drafts[now[0], j] != PADDING and _number(method) == Method.STANDARD:
+            accept[now[0], j] = min(ratio.handle.data.item(), 1)
+        return by_coin(methods, method, temperature, column, draft, token, ratio, coin)
 
     def put(ids: NDArray[np.int64], z: Any, key: Any, stream: Any) -> None:
         if _number(stream) in _TOKENS:
@@ -96,7 +96,7 @@ def _heard(accept: Numbers, weights: Numbers) -> Iterator[None]:
         return of_list(ids, z, payload, key, stream, wide)
 
     with ExitStack() as patches:
-        for module, heard in ((settle, coins), (settle, accept_by_coins), (draw, race_of_range), (draw, race)):
+        for module, heard in ((laws, coin_of), (laws, accepts), (draw, race_of_range), (draw, race)):
             patches.enter_context(mock.patch.object(module, heard.__name__, heard))
         yield
 
@@ -104,29 +104,22 @@ def _heard(accept: Numbers, weights: Numbers) -> Iterator[None]:
 @contextmanager
 def _blocks_heard(accept: Numbers, verifier: RejectionSampler, first: list[int]) -> Iterator[None]:
     """Writes down thresholds of `block`, of which the kernels leave P and what is left of the rows they weigh."""
-    tossing, deciding, heard = settle.coins, settle.accept_block, {}
-    now = [0]
+    deciding, heard = settle.accept_block, {}
 
-    def coins(key: Any, wide: Any) -> Any:
-        now[0] = _number(key[0])
-        return tossing(key, wide)
-
-    def accept_block(
-        judged: Any, at: Any, column: Any, n: Any, ratio: Any, p: Any, dense: Any, coin: Any, k: Any
-    ) -> Any:
-        accepted, weighed, prefix = deciding(judged, at, column, n, ratio, p, dense, coin, k)
-        numbers = (part.handle.data.copy() for part in (weighed, prefix, p))
-        heard[now[0]] = _number(n), bool(_number(dense)), *numbers
+    def accept_block(judged: Any, at: Any, column: Any, n: Any, ratio: Any, dense: Any, coin: Any, k: Any) -> Any:
+        accepted, weighed, prefix = deciding(judged, at, column, n, ratio, dense, coin, k)
+        numbers = (part.handle.data.copy() for part in (weighed, prefix, ratio))
+        heard[first.index(_number(at))] = _number(n), bool(_number(dense)), *numbers
         return accepted, weighed, prefix
 
-    with mock.patch.object(settle, "coins", coins), mock.patch.object(settle, "accept_block", accept_block):
+    with mock.patch.object(settle, "accept_block", accept_block):
         yield
     left_of_rows = verifier._steps._memory.leftovers.left[:, 0].numpy()
-    for r, (n, dense, weighed, prefix, p) in heard.items():
+    for r, (n, dense, weighed, prefix, ratio) in heard.items():
         for i in range(1, n + 1):
             h = prefix[i]
             if i < n and not dense:
-                left = prefix[i] * (1 - p[i])
+                left = prefix[i] * (1 - ratio[i])
                 rest = left + 1 - prefix[i]
                 h = left / rest if rest else 1.0
             elif i < n and weighed[i]:

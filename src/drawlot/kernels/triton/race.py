@@ -44,14 +44,20 @@ def z_of(x, row_max, temperature, WIDE: tl.constexpr):
 
 
 @triton.jit
+def log_tile_masses(maxima, sums, row_max, temperature, WIDE: tl.constexpr):
+    """Logarithms of the masses of tiles relative to row_max, -inf for one without mass; and what z of the maxima is."""
+    has_mass = sums > 0
+    shift = z_of(tl.where(has_mass, maxima, row_max), row_max, temperature, WIDE)
+    return tl.where(has_mass, tl.log(tl.where(has_mass, sums, 1.0)) + shift, float("-inf")), shift
+
+
+@triton.jit
 def race_of_tiles(maxima, sums, row_max, temperature, key, T: tl.constexpr, WIDE: tl.constexpr):
     """The winning tile, and the row's mass (float32).
 
     maxima, sums: float32 [T], of kept tokens, the sums relative to the tile's maximum; 0 for a tile that keeps none.
     """
-    has_mass = sums > 0
-    shift = z_of(tl.where(has_mass, maxima, row_max), row_max, temperature, WIDE)
-    log_mass = tl.where(has_mass, tl.log(tl.where(has_mass, sums, 1.0)) + shift, float("-inf"))
+    log_mass, shift = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
     best = race_of_range(0, log_mass, key, TARGET_TILE, T, WIDE)
     return best, sum_of_masses(sums * tl.exp(shift.to(tl.float32)))
 

@@ -91,6 +91,23 @@ def _first_largest(a_key, a_token, a_payload, b_key, b_token, b_payload):
 
 
 @triton.jit
+def largest_of_columns(key, token):
+    """Of each column of blocks [M, N] the largest key, and its token (int32), the lower one among equals."""
+    if _ONE_BY_ONE:
+        highest = tl.max(key, 0)
+        result = highest, tl.min(tl.where(key == highest[None, :], token, LAST_ID), 0)
+    else:
+        result = tl.reduce((key, token), 0, _larger)
+    return result
+
+
+@triton.jit
+def _larger(a_key, a_token, b_key, b_token):
+    a_wins = (a_key > b_key) | ((a_key == b_key) & (a_token < b_token))
+    return tl.where(a_wins, a_key, b_key), tl.where(a_wins, a_token, b_token)
+
+
+@triton.jit
 def total_and_last(mass, kept, rank, value, token):
     """The kept tokens' mass, and value and id of the one with the largest rank; at least one is kept."""
     mass = tl.where(kept, mass, 0.0)

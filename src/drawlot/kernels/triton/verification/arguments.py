@@ -71,8 +71,6 @@ class Judged(NamedTuple):
     """int64 [N]: the line of the law that the draft was drawn from; -1: it is a point mass or not looked at"""
     finished: Tensor
     """int64 [N]: the state of rows that the finish draws for or cuts, -1 for others"""
-    best_tiles: Tensor
-    """int32 [N]: the first tile with the row's maximum, of rows that the finish leaves alone"""
     draft_values: Tensor
     """float32 [N]: the draft's value in the row"""
     q_at_draft: Tensor
@@ -96,8 +94,18 @@ class Judged(NamedTuple):
     """float32 [N]"""
     cut_ids: Tensor
     """int32 [N]"""
+    tokens: Tensor
+    """int32 [N]: what the row draws for itself; -1 where that is left to the end"""
+    hits: Tensor
+    """int32 [N]: 1 where the draft is accepted, if all before it are, by all methods but `block`"""
+    ratios: Tensor
+    """float64 [N]: p / q of the draft"""
+    coins: Tensor
+    """float64 [N]"""
     prefixes: Tensor
-    """float64 [N]: P_i of `block`, 1 for other methods"""
+    """float64 [N]: P_i of open requests of `block`"""
+    without: Tensor
+    """int32 [N]: the draft where q is a point mass, which the row may not draw; else -1; see `laws.py` for -2"""
 
 
 class Leftovers(NamedTuple):
@@ -110,8 +118,12 @@ class Leftovers(NamedTuple):
     left: Tensor
     """float32 [N, stride]: sums of max(P p - q, 0) over blocks of a row"""
     stride: int
+    log_masses: Tensor
+    """[N, width]: logarithms of the tiles' masses, relative to the row's maximum"""
     noises: Tensor
-    """[N, T]: of tiles, while they race"""
+    """[N, width]: of the tiles"""
+    width: int
+    """Power of two >= number of tiles"""
 
 
 class Verdicts(NamedTuple):

@@ -1,118 +1,201 @@
-"""The laws that a request's rows and drafts have: maxima, masses and status of rows, what q makes of its logits."""
+"""What each row makes of itself, one program a row: its law, whether its draft is accepted, the start of its draw."""
 
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.refused import without_refused
-from drawlot.kernels.triton.scan import LOG2_E, raw_apart
+from drawlot.kernels.triton.noise import gumbel_of_range
+from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.race import log_tile_masses
+from drawlot.kernels.triton.refused import load_allowed, without_refused
+from drawlot.kernels.triton.scan import LOG2_E, raw_apart, tile_sums
 from drawlot.kernels.triton.states import scale_of, temperature_of
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF
+from drawlot.kernels.triton.summary import LISTED, WHOLE
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of
+from drawlot.kernels.triton.verification.acceptance import accepts, coin_of, p_at_draft
 from drawlot.kernels.triton.verification.judge import law_of
+from drawlot.kernels.triton.verification.leftover import is_kept
+from drawlot.kernels.triton.verification.requests import (
+    COUPLED,
+    load_drafts,
+    looks_at_q,
+    method_of,
+    needs_finish,
+    rows_of_request,
+    step_key,
+    tile_stream,
+)
 from drawlot.outputs import RowStatus
 
+NOTHING_ELSE = tl.constexpr(-2)
+"""In the place of a token to leave out: nothing else is left, and the row draws from its own law"""
 _NONFINITE, _EMPTY = tl.constexpr(int(RowStatus.NONFINITE)), tl.constexpr(int(RowStatus.EMPTY_SUPPORT))
+_SKIPPED = tl.constexpr(int(RowStatus.SKIPPED))
 
 
 @triton.jit
-def put_laws(
+def law_kernel(
     rows,
-    states,
+    step,
     tiles,
+    whole,
+    methods,
     judged,
+    leftovers,
+    drawn,
     summary,
     verified,
-    state,
-    first,
-    num_rows,
-    T: tl.constexpr,
+    WIDE: tl.constexpr,
+    K: tl.constexpr,
     COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
+    T: tl.constexpr,
+    PARTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """Stores the laws of rows without filters, from the scan's tiles, ROWS of them at a time. A barrier must follow."""
-    temperature = temperature_of(states, state)
-    scale = scale_of(tl.where(temperature == 0, 1.0, temperature))
-    tile = tl.arange(0, T)
-    start = num_rows * 0
-    while start < num_rows:
-        row = first + start + tl.arange(0, ROWS)
-        exists = row < first + num_rows
-        at, mask = row[:, None] * tiles.stride + tile[None, :], exists[:, None] & (tile < rows.num_tiles)[None, :]
-        maxima = tl.load(tiles.maxima + at, mask=mask, other=MINUS_INF)
-        sums = tl.load(tiles.sums + at, mask=mask, other=0.0)
-        _put_law(judged, summary, verified, row, exists, maxima, sums, tile, temperature, scale)
-        if tiles.raw_sums is not None:
-            # All rows of a request or none: they share its parameters.
-            if raw_apart(rows, states, state, first):
-                maxima = tl.load(tiles.raw_maxima + at, mask=mask, other=MINUS_INF)
-                sums = tl.load(tiles.raw_sums + at, mask=mask, other=0.0)
-            row_max, mass = _maximum_and_mass(maxima, sums, 1.0)
-            tl.store(summary.floats + 2 * summary.num_rows + row, row_max, mask=exists)
-            tl.store(summary.floats + 3 * summary.num_rows + row, tl.log(mass), mask=exists)
-        start += ROWS
+    """Program: one row that a request may have. drawn, summary: of the finish, where it cuts the rows or draws.
 
-    column = tl.arange(0, COLUMNS)
-    refused = tl.load(judged.refused + first + column, mask=column < num_rows, other=-1)
-    while tl.max(refused) >= 0:
-        tl.debug_barrier()
-        place = tl.min(tl.where(refused >= 0, column, COLUMNS))
-        token = tl.max(tl.where(column == place, refused, -1))
-        row = first + place
-        at = row * tiles.stride + tile
-        maxima = tl.load(tiles.maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
-        sums = tl.load(tiles.sums + at, mask=tile < rows.num_tiles, other=0.0)
-        maxima, sums = without_refused(rows, states, tiles, state, row, token, tile, maxima, sums)
-        row += tl.arange(0, 1)
-        maxima, sums = maxima[None, :], sums[None, :]
-        _put_law(judged, summary, verified, row, row >= 0, maxima, sums, tile, temperature, scale)
-        refused = tl.where(column == place, -1, refused)
+    COLUMNS, T, PARTS: powers of two > K, >= tiles, >= parts of a law.
+    """
+    program = tl.program_id(0)
+    request, column = (program // (K + 1)).to(tl.int64), program % (K + 1)
+    states = step.states
+    first, num_rows = rows_of_request(step.drafts, request)
+    state = tl.load(step.drafts.state_rows + request)
+    row = first + column
+    if column >= num_rows:
+        follow(OVERLAP)
+        return
+    if state < 0:
+        follow(OVERLAP)
+        tl.store(verified.status + row, _SKIPPED)
+        # The columns count the ranks of what is emitted.
+        tl.store(summary.rank + row, 0)
+        return
+
+    # Noise and coin are a matter of the request alone: they are made while the scan still runs.
+    temperature, method = temperature_of(states, state), method_of(methods, state)
+    finished = needs_finish(states, methods, state)
+    _, given = load_drafts(step.drafts, request, tl.arange(0, COLUMNS), num_rows, K)
+    residual = (column < given) & looks_at_q(states, methods, state)
+    key = step_key(states, state, first, column)
+    coin = coin_of(key, WIDE)
+    stream = tile_stream(residual, given == 0)
+    noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
+    if (temperature != 0) & (finished == 0):
+        noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
+    follow(OVERLAP)
+
+    tile = tl.arange(0, T)
+    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
+    maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
+    draft, x = tl.load(judged.drafts + row), tl.load(judged.draft_values + row)
+    line, refused = tl.load(judged.lines + row), tl.load(judged.refused + row)
+    scale = scale_of(tl.where(temperature == 0, 1.0, temperature))
+    cut_value, cut_id = tl.full([], float("-inf"), tl.float32), tl.full([], -1, tl.int32)
+    token, path = tl.full([], -1, tl.int32), tl.full([], -1, tl.int32)
+    if finished:
+        status = tl.load(drawn.status + row).to(tl.int32)
+        row_max = tl.load(summary.floats + row).to(tl.float32)
+        mass = tl.exp(tl.load(summary.floats + summary.num_rows + row).to(tl.float32))
+        cut_value, cut_id = tl.load(summary.cut_value + row), tl.load(summary.cut_id + row)
+        path = tl.load(summary.path + row)
+        sums = tl.zeros_like(maxima)
+        if (method == COUPLED) | (given == 0):
+            token = tl.load(drawn.token_ids + row).to(tl.int32)
+        elif path == WHOLE:
+            sums = tl.load(whole.kept_sums + row * T + tile, mask=exists, other=0.0)
+            noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
+    else:
+        sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
+        if tiles.raw_sums is not None:
+            _put_raw_law(rows, states, tiles, summary, state, row, at, exists, maxima, sums)
+        if refused >= 0:
+            maxima, sums = without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums)
+        row_max, mass = _maximum_and_mass(maxima, sums, scale)
+        status = tl.where(mass != mass, _NONFINITE, tl.where(row_max == MINUS_INF, _EMPTY, 0))
+        tl.store(summary.floats + row, row_max)
+        tl.store(summary.floats + summary.num_rows + row, tl.log(mass))
+        tl.store(summary.cut_value + row, cut_value)
+        tl.store(summary.cut_id + row, cut_id)
+        if temperature == 0:
+            token = _first_token(rows, refused, row, row_max, tl.min(tl.where(maxima == row_max, tile, LAST_ID)))
+
+    q = _finish_draft_law(step.drafts, judged, row, line, PARTS)
+    p = p_at_draft(x, draft, row_max, mass, temperature, cut_value, cut_id)
+    ratio = tl.where(p == 0, 0.0, p / q)
+    hit = accepts(methods, method, temperature, column, draft, token, ratio, coin)
+    tl.store(verified.status + row, status)
+    tl.store(summary.rank + row, 0)
+    tl.store(judged.maxima + row, row_max)
+    tl.store(judged.masses + row, mass)
+    tl.store(judged.scales + row, scale)
+    tl.store(judged.cut_values + row, cut_value)
+    tl.store(judged.cut_ids + row, cut_id)
+    tl.store(judged.tokens + row, token)
+    tl.store(judged.hits + row, hit.to(tl.int32))
+    tl.store(judged.ratios + row, ratio)
+    tl.store(judged.coins + row, coin)
+    if (token < 0) & (temperature != 0) & (column <= given) & (path != LISTED):
+        without = tl.where(residual & (line < 0), draft, -1)
+        log_masses, _z = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
+        if without >= 0:
+            # A point mass leaves all tiles as they are but the draft's.
+            ids = ids_of(without // TILE + tl.arange(0, 1))
+            others = load_allowed(rows, refused, row, ids, ids >= 0)
+            others = tl.where(is_kept(others, ids, cut_value, cut_id) & (ids != without), others, MINUS_INF)
+            its_maximum = tl.max(others, 1)
+            its_sum = tl.max(tile_sums(others, its_maximum, scale))
+            its_log_mass, _its_z = log_tile_masses(tl.max(its_maximum), its_sum, row_max, temperature, WIDE)
+            left = tl.where(tile == without // TILE, its_log_mass, log_masses)
+            if tl.max(left) == MINUS_INF:
+                without = without * 0 + NOTHING_ELSE
+                noise = gumbel_of_range(0, T, key[0], key[1], tile_stream(False, False), key[2], key[3], WIDE)
+            else:
+                log_masses = left
+        tl.store(judged.without + row, without)
+        tl.store(leftovers.log_masses + row * leftovers.width + tile, log_masses)
+        tl.store(leftovers.noises + row * leftovers.width + tile, noise)
 
 
 @triton.jit
-def _put_law(judged, summary, verified, row, mask, maxima, sums, tile, temperature, scale):
-    """Of rows [M], maxima and sums of their tiles being [M, T]."""
-    row_max, mass = _maximum_and_mass(maxima, sums, scale)
-    status = tl.where(mass != mass, _NONFINITE, tl.where(row_max == MINUS_INF, _EMPTY, 0))
-    tl.store(verified.status + row, status, mask=mask)
-    tl.store(judged.maxima + row, row_max, mask=mask)
-    tl.store(judged.masses + row, mass, mask=mask)
-    if temperature == 0:
-        best = tl.min(tl.where(maxima == row_max[:, None], tile[None, :], LAST_ID), 1)
-        tl.store(judged.best_tiles + row, best, mask=mask)
-    tl.store(summary.floats + row, row_max, mask=mask)
-    tl.store(summary.floats + summary.num_rows + row, tl.log(mass), mask=mask)
+def _put_raw_law(rows, states, tiles, summary, state, row, at, exists, maxima, sums):
+    """Stores maximum and mass of the raw logits, a refused draft among them."""
+    if raw_apart(rows, states, state, row):
+        maxima = tl.load(tiles.raw_maxima + at, mask=exists, other=MINUS_INF)
+        sums = tl.load(tiles.raw_sums + at, mask=exists, other=0.0)
+    row_max, mass = _maximum_and_mass(maxima, sums, 1.0)
+    tl.store(summary.floats + 2 * summary.num_rows + row, row_max)
+    tl.store(summary.floats + 3 * summary.num_rows + row, tl.log(mass))
 
 
 @triton.jit
 def _maximum_and_mass(maxima, sums, scale):
-    """float32 [M] of tiles [M, T]; NaN for a row with a bad tile, even one without a token."""
-    maximum = tl.max(maxima, 1)
-    shift = maxima - tl.where(maximum == MINUS_INF, 0.0, maximum)[:, None]
-    return maximum, tl.sum(sums * tl.exp2(shift * (scale * LOG2_E)), 1)
+    """float32 of tiles [T]; the mass is NaN for a row with a bad tile, even one without a token."""
+    maximum = tl.max(maxima)
+    shift = maxima - tl.where(maximum == MINUS_INF, 0.0, maximum)
+    return maximum, tl.sum(sums * tl.exp2(shift * (scale * LOG2_E)))
 
 
 @triton.jit
-def take_laws(judged, drawn, summary, verified, at, mask):
-    """Stores the laws of rows that the finish has cut. A barrier must follow."""
-    tl.store(verified.status + at, tl.load(drawn.status + at, mask=mask, other=0), mask=mask)
-    tl.store(judged.maxima + at, tl.load(summary.floats + at, mask=mask, other=0.0).to(tl.float32), mask=mask)
-    log_mass = tl.load(summary.floats + summary.num_rows + at, mask=mask, other=0.0)
-    tl.store(judged.masses + at, tl.exp(log_mass.to(tl.float32)), mask=mask)
+def _first_token(rows, refused, row, row_max, tile):
+    """The first token with a row's maximum, in the first tile that has it; anything of a bad row."""
+    ids = tl.where(tile < rows.num_tiles, tile, 0) * TILE + tl.arange(0, TILE)
+    x = load_allowed(rows, refused, row, ids, ids >= 0)
+    return tl.min(tl.where(x == row_max, ids, LAST_ID))
 
 
 @triton.jit
-def finish_draft_laws(drafts, judged, at, is_draft, PARTS: tl.constexpr):
-    """float64 [M]: q at the drafts of rows at [M]; stores what `judge_row` left open. PARTS: as in `settle_kernel`."""
-    q = tl.load(judged.q_at_draft + at, mask=is_draft, other=1.0)
+def _finish_draft_law(drafts, judged, row, line, PARTS: tl.constexpr):
+    """float64: q at a row's draft; stores what `judge_row` left open. PARTS: as in `law_kernel`."""
+    q = tl.load(judged.q_at_draft + row)
     if drafts.q.logits is not None and drafts.lse is None:
-        mask = is_draft & (tl.load(judged.lines + at, mask=is_draft, other=-1) >= 0)
-        part = tl.arange(0, PARTS)
-        exists = mask[:, None] & (part < judged.parts)[None, :]
-        places = at[:, None] * judged.parts + part[None, :]
-        maxima = tl.load(judged.q_maxima + places, mask=exists, other=MINUS_INF)
-        sums = tl.load(judged.q_sums + places, mask=exists, other=0.0)
-        shift = tl.max(maxima, 1)
-        shift, factor = law_of(shift, tl.sum(sums * tl.exp2((maxima - shift[:, None]) * LOG2_E), 1))
-        tl.store(judged.q_shifts + at, shift, mask=mask)
-        tl.store(judged.q_factors + at, factor, mask=mask)
-        q = tl.where(mask, tl.exp(q - shift) * factor, q)
+        if line >= 0:
+            part = tl.arange(0, PARTS)
+            places = row * judged.parts + part
+            maxima = tl.load(judged.q_maxima + places, mask=part < judged.parts, other=MINUS_INF)
+            sums = tl.load(judged.q_sums + places, mask=part < judged.parts, other=0.0)
+            shift = tl.max(maxima)
+            shift, factor = law_of(shift, tl.sum(sums * tl.exp2((maxima - shift) * LOG2_E)))
+            tl.store(judged.q_shifts + row, shift)
+            tl.store(judged.q_factors + row, factor)
+            q = tl.exp(q - shift) * factor
     return q

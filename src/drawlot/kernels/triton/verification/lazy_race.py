@@ -7,56 +7,40 @@ to be read: two or three of a row of which a third is left; all of one of which 
 import triton
 import triton.language as tl
 
-from drawlot import rng
-from drawlot.kernels.triton.listing import select_tiles
-from drawlot.kernels.triton.noise import gumbel_of_range
-from drawlot.kernels.triton.reduce import largest
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of
+from drawlot.kernels.triton.reduce import largest, largest_of_columns
+from drawlot.kernels.triton.refused import load_allowed
+from drawlot.kernels.triton.values import MINUS_INF, ids_of
 from drawlot.kernels.triton.verification.leftover import weights_of
 
-_RESIDUAL_TILE = tl.constexpr(int(rng.Stream.RESIDUAL_TILE))
-_AT_ONCE = tl.constexpr(1.6)
-"""So far behind the best bound are tiles that are read at once: four or five, seldom more than sixteen"""
 _SLACK = tl.constexpr(1e-3)
 """More than what rounding adds to a sum's logarithm"""
 
 
 @triton.jit
-def race_of_leftovers(
-    rows, drafts, judged, lists, noises, row, bounds, key, T: tl.constexpr, TILES: tl.constexpr, WIDE: tl.constexpr
-):
-    """The winning tile and what is left of its tokens, float32 [128]; -1 if nothing is left of any.
+def race_of_leftovers(rows, drafts, refused, law, leftovers, row, log_scale, T: tl.constexpr, TILES: tl.constexpr):
+    """The winning tile; -1 if nothing is left of any.
 
-    noises: scratch; bounds: [T], logs of the tiles' shares of p, -inf for a tile without a token; TILES: read at a time
+    law: as for `weights_of`; log_scale: of P / mass; TILES: that are read at a time, the best of as many groups.
     """
-    tile = tl.arange(0, T)
-    noise = gumbel_of_range(0, T, key[0], key[1], _RESIDUAL_TILE, key[2], key[3], WIDE)
-    tl.store(noises + row * lists.width + tile, noise)
-    bounds += noise
+    # Neighbours are of different groups: where a vocabulary is sorted by frequency, likely tiles are neighbours.
+    tile = tl.arange(0, T // TILES)[:, None] * TILES + tl.arange(0, TILES)[None, :]
+    noises = leftovers.noises + row * leftovers.width
+    bounds = tl.load(leftovers.log_masses + row * leftovers.width + tile) + log_scale + tl.load(noises + tile)
     best, best_key = tl.full([], -1, tl.int32), tl.full([], float("-inf"), bounds.dtype)
-    best_left = tl.zeros([TILE], tl.float32)
-    highest = tl.max(bounds)
+    bound, own = largest_of_columns(bounds, tile)
+    highest = tl.max(bound)
     while (highest > MINUS_INF) & (highest + _SLACK > best_key):
-        selected = bounds >= highest - _AT_ONCE
-        # The list of the round before has been read.
-        tl.debug_barrier()
-        select_tiles(lists, row, tile, selected)
-        tl.debug_barrier()
-        count = tl.sum(selected.to(tl.int32))
-        start = 0
-        while start < count:
-            slot = start + tl.arange(0, TILES)
-            own = tl.load(lists.tile_ids + row * lists.width + slot, mask=slot < count, other=0)
-            _p, left = weights_of(rows, drafts, judged, row, ids_of(own), (slot < count)[:, None])
-            masses = tl.sum(left, 1)
-            own_noise = tl.load(noises + row * lists.width + own)
-            keys = tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + own_noise, MINUS_INF)
-            its_key, winner, place = largest(keys, tl.where(slot < count, own, LAST_ID), slot)
-            wins = (its_key > best_key) | ((its_key == best_key) & (winner < best))
-            best_left = tl.where(wins, tl.sum(tl.where((slot == place)[:, None], left, 0.0), 0), best_left)
-            best = tl.where(wins, winner, best)
-            best_key = tl.where(wins, its_key, best_key)
-            start += TILES
-        bounds = tl.where(selected, MINUS_INF, bounds)
-        highest = tl.max(bounds)
-    return best, best_left
+        may_win = (bound > MINUS_INF) & (bound + _SLACK > best_key)
+        ids, mask = ids_of(own), may_win[:, None]
+        x = load_allowed(rows, refused, row, ids, mask)
+        _p, left = weights_of(drafts, law, x, ids, mask)
+        masses = tl.sum(left, 1)
+        keys = tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + tl.load(noises + own), MINUS_INF)
+        its_key, winner, _ = largest(keys, own, own)
+        wins = (its_key > best_key) | ((its_key == best_key) & (winner < best))
+        best = tl.where(wins, winner, best)
+        best_key = tl.where(wins, its_key, best_key)
+        bounds = tl.where(tile == own[None, :], MINUS_INF, bounds)
+        bound, own = largest_of_columns(bounds, tile)
+        highest = tl.max(bound)
+    return best

@@ -28,7 +28,10 @@ def weigh_kernel(
         row = tl.load(leftovers.rows + item // num_blocks).to(tl.int64)
         block = item % num_blocks
         tile = block * TILES + tl.arange(0, TILES)
-        _p, left = weights_of(rows, step.drafts, judged, row, ids_of(tile), (tile < rows.num_tiles)[:, None])
+        ids, exists = ids_of(tile), (tile < rows.num_tiles)[:, None]
+        x = load_allowed(rows, tl.load(judged.refused + row), row, ids, exists)
+        law = law_of_row(judged, row, tl.load(judged.prefixes + row))
+        _p, left = weights_of(step.drafts, law, x, ids, exists)
         tl.store(leftovers.left + row * leftovers.stride + block, tl.sum(tl.sum(left, 1), 0))
         item += num_programs
 
@@ -41,27 +44,44 @@ def left_of_row(leftovers, row, num_blocks, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def weights_of(rows, drafts, judged, row, ids, mask):
-    """Float32 p of tokens of a row, and what q leaves of it."""
-    x = load_allowed(rows, tl.load(judged.refused + row), row, ids, mask)
-    line = tl.load(judged.lines + row)
+def is_kept(x, ids, cut_value, cut_id):
+    """Whether tokens have a value, and stand before or at the cut."""
+    return ((x > cut_value) | ((x == cut_value) & (ids <= cut_id))) & (x > MINUS_INF)
+
+
+@triton.jit
+def law_of_row(judged, row, prefix):
+    """All that `weights_of` has to know of a row, so that a loop loads it once; prefix: P, float64."""
+    return (
+        tl.load(judged.lines + row),
+        tl.load(judged.drafts + row),
+        tl.load(judged.q_shifts + row),
+        tl.load(judged.q_factors + row),
+        tl.load(judged.cut_values + row),
+        tl.load(judged.cut_ids + row),
+        tl.load(judged.maxima + row),
+        # The difference first: scaled values would tie where logits do not.
+        tl.load(judged.scales + row) * LOG2_E,
+        1.0 / tl.load(judged.masses + row),
+        prefix.to(tl.float32),
+    )
+
+
+@triton.jit
+def weights_of(drafts, law, x, ids, mask):
+    """Float32 p of tokens with values x of a row, and what q leaves of it; law: see `law_of_row`."""
+    line, draft, shift, factor, cut_value, cut_id, maximum, scale, per_mass, prefix = law
     # Of a row that draws from its own law nobody asks what is left.
     q = tl.zeros_like(x)
     if line >= 0:
-        shift, factor = tl.load(judged.q_shifts + row), tl.load(judged.q_factors + row)
         if drafts.sparse is not None:
             q = _sparse_law(drafts.sparse, line, ids, shift, factor, q)
         elif drafts.q.logits is not None:
             q = tl.exp2((load_logits(drafts.q, line, ids, mask) - shift) * LOG2_E) * factor
     else:
-        q = tl.where(ids == tl.load(judged.drafts + row), 1.0, q)
-    cut_value, cut_id = tl.load(judged.cut_values + row), tl.load(judged.cut_ids + row)
-    kept = ((x > cut_value) | ((x == cut_value) & (ids <= cut_id))) & (x > MINUS_INF)
-    scale = tl.load(judged.scales + row) * LOG2_E
-    # The difference first: scaled values would tie where logits do not.
-    p = tl.exp2((x - tl.load(judged.maxima + row)) * scale) * (1.0 / tl.load(judged.masses + row))
-    p = tl.where(kept, p, 0.0)
-    left = p * tl.load(judged.prefixes + row).to(tl.float32) - q
+        q = tl.where(ids == draft, 1.0, q)
+    p = tl.where(is_kept(x, ids, cut_value, cut_id), tl.exp2((x - maximum) * scale) * per_mass, 0.0)
+    left = p * prefix - q
     # NaN stays NaN, and the row is known for one of which no law is left.
     return p, tl.where(left <= 0, 0.0, left)
 

@@ -3,11 +3,16 @@
 import triton
 import triton.language as tl
 
+from drawlot import rng
 from drawlot.kernels.drafts import Method
+from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN
 from drawlot.kernels.triton.states import filters_of, temperature_of
 
 STANDARD, BLOCK = tl.constexpr(int(Method.STANDARD)), tl.constexpr(int(Method.BLOCK))
 COUPLED, SYNTHETIC = tl.constexpr(int(Method.COUPLED)), tl.constexpr(int(Method.SYNTHETIC))
+_RESIDUAL_TILE = tl.constexpr(int(rng.Stream.RESIDUAL_TILE))
+_RESIDUAL_TOKEN = tl.constexpr(int(rng.Stream.RESIDUAL_TOKEN))
+_BONUS_TILE, _BONUS_TOKEN = tl.constexpr(int(rng.Stream.BONUS_TILE)), tl.constexpr(int(rng.Stream.BONUS_TOKEN))
 
 
 @triton.jit
@@ -58,3 +63,15 @@ def step_key(states, state, first, step_row):
     seed = tl.load(states.ints + states.num_states + state)
     choice = tl.load(states.ints + 2 * states.num_states + state)
     return seed, tl.load(states.positions + first), choice, step_row
+
+
+@triton.jit
+def tile_stream(residual, alone):
+    """The stream of a race over tiles: of what q leaves, of a request without drafts, or of a row's own law."""
+    return tl.where(residual, _RESIDUAL_TILE, tl.where(alone, TARGET_TILE, _BONUS_TILE))
+
+
+@triton.jit
+def token_stream(residual, alone):
+    """The stream of the race inside a tile, likewise."""
+    return tl.where(residual, _RESIDUAL_TOKEN, tl.where(alone, TARGET_TOKEN, _BONUS_TOKEN))

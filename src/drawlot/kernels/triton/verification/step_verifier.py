@@ -11,7 +11,7 @@ from drawlot.errors import InputError
 from drawlot.kernels.drafts import Method, VerifiedRows
 from drawlot.kernels.inputs import LogprobsWanted
 from drawlot.kernels.triton.all_tokens import put_many_top_tokens
-from drawlot.kernels.triton.arguments import Columns, Drawn, Overlay, Rows, States, Summary
+from drawlot.kernels.triton.arguments import Columns, Drawn, Overlay, Rows, States
 from drawlot.kernels.triton.launch import Launch, pack
 from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.sample import launches_of_draw
@@ -27,6 +27,7 @@ from drawlot.kernels.triton.verification.arguments import (
     Verdicts,
     Verified,
 )
+from drawlot.kernels.triton.verification.laws import law_kernel
 from drawlot.kernels.triton.verification.leftover import weigh_kernel
 from drawlot.kernels.triton.verification.scan import scan_step_kernel
 from drawlot.kernels.triton.verification.settle import settle_blocks_kernel, settle_kernel
@@ -35,8 +36,10 @@ from drawlot.outputs import LogitsRows, SparseDraftLogits
 
 WEIGH_TILES, WEIGH_WARPS, WEIGH_GRIDS = 8, 4, 4
 """Tiles that a program weighs at a time, its warps, and how many times `programs_together` there are"""
-SETTLE_TILES, SETTLE_WARPS, SETTLE_NUMBERS = 16, 8, 8192
-"""Tiles that a request's program reads at a time, its warps, and how many tile summaries"""
+LAW_WARPS = 4
+"""Warps of a row's program"""
+SETTLE_TILES, SETTLE_WARPS = 16, 8
+"""Tiles that a request's program reads at a time, and its warps"""
 
 
 class _Memory(NamedTuple):
@@ -72,7 +75,6 @@ class _Memory(NamedTuple):
                 num_words,
                 empty(long, num_rows),
                 empty(long, num_rows),
-                empty(integer, num_rows),
                 empty(single, num_rows),
                 empty(double, num_rows),
                 empty(single, num_rows),
@@ -85,7 +87,12 @@ class _Memory(NamedTuple):
                 empty(single, num_rows),
                 empty(single, num_rows),
                 empty(integer, num_rows),
+                empty(integer, num_rows),
+                empty(integer, num_rows),
                 empty(double, num_rows),
+                empty(double, num_rows),
+                empty(double, num_rows),
+                empty(integer, num_rows),
             ),
             Leftovers(
                 empty(integer, num_rows),
@@ -93,6 +100,8 @@ class _Memory(NamedTuple):
                 empty(single, num_rows, stride),
                 stride,
                 empty(double if wide else single, num_rows, width),
+                empty(double if wide else single, num_rows, width),
+                width,
             ),
             Verdicts(empty(integer, num_reqs), empty(integer, num_reqs), empty(integer, num_reqs)),
             Verified(
@@ -113,6 +122,7 @@ class _Plan(NamedTuple):
     scan: Launch
     finish: list[Launch]
     """For requests with filters and those of `coupled`"""
+    laws: Launch
     settle: Launch
     blocks: list[Launch]
     """For requests of `block` whose drafts have laws"""
@@ -201,6 +211,7 @@ class StepVerifier:
             finished = pack(states._replace(index=memory.judged.finished))
             for launch in plan.finish:
                 launch(n, masked, finished)
+        plan.laws(num_reqs * (self._num_drafts + 1), plain, step)
         plan.settle(num_reqs, plain, step)
         for launch in plan.blocks:
             launch(num_reqs, plain, step)
@@ -316,7 +327,7 @@ class StepVerifier:
         follow = {**how, "launch_pdl": overlap}
         methods = self._methods
         shape = {"K": self._num_drafts, "COLUMNS": self._columns}
-        settling = {
+        drawing = {
             **shape,
             "WIDE": wide,
             "T": work.tile_block,
@@ -325,7 +336,7 @@ class StepVerifier:
             "num_warps": SETTLE_WARPS,
             **follow,
         }
-        laws = tiles, work.lists, work.whole, methods, judged, leftovers, verdicts
+        settling = work.lists, methods, judged, leftovers, verdicts, work.summary, verified
         scan = Launch(
             scan_step_kernel,
             lambda programs: programs,
@@ -343,31 +354,40 @@ class StepVerifier:
             num_warps=SCAN_WARPS,
             **how,
         )
-        settle = Launch(
-            settle_kernel,
-            lambda num_reqs: num_reqs,
-            *laws,
+        laws = Launch(
+            law_kernel,
+            lambda programs: programs,
+            tiles,
+            work.whole,
+            methods,
+            judged,
+            leftovers,
             drawn,
             work.summary,
             verified,
-            ROWS=max(1, min(self._columns, SETTLE_NUMBERS // work.tile_block)),
+            **shape,
+            WIDE=wide,
+            T=work.tile_block,
             PARTS=triton.next_power_of_2(judged.parts),
-            **settling,
+            num_warps=LAW_WARPS,
+            **follow,
         )
+        settle = Launch(settle_kernel, lambda num_reqs: num_reqs, *settling, **drawing)
         emitted = Drawn(verified.emitted, verified.status)
         return _Plan(
             scan,
             launches_of_draw(work, steps._num_tiles, None, drawn, wide=wide)[1:] if finishes else [],
+            laws,
             settle,
-            self._launches_of_blocks(laws, work.summary, settling, follow) if weighs else [],
+            self._launches_of_blocks(settling, drawing, follow) if weighs else [],
             None if columns is None else launch_of_columns(work, steps._wanted, emitted, columns, steps._mode),
         )
 
     def _launches_of_blocks(
-        self, laws: tuple[Any, ...], summary: Summary, settling: dict[str, Any], follow: dict[str, Any]
+        self, settling: tuple[Any, ...], drawing: dict[str, Any], follow: dict[str, Any]
     ) -> list[Launch]:
         """Weigh rows, then settle their requests."""
-        judged, leftovers, _, verified, *_ = self._memory
+        judged, leftovers, *_ = self._memory
         together = programs_together(self._methods.of_states.device) * WEIGH_GRIDS
         num_blocks = leftovers.stride
         return [
@@ -385,11 +405,9 @@ class StepVerifier:
             Launch(
                 settle_blocks_kernel,
                 lambda num_reqs: num_reqs,
-                *laws,
-                summary,
-                verified,
+                *settling,
                 num_blocks,
                 BLOCKS=triton.next_power_of_2(num_blocks),
-                **settling,
+                **drawing,
             ),
         ]

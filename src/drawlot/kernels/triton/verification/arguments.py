@@ -95,7 +95,7 @@ class Judged(NamedTuple):
     cut_ids: Tensor
     """int32 [N]"""
     tokens: Tensor
-    """int32 [N]: what the row draws for itself; -1 where that is left to the end"""
+    """int32 [N]: what the row draws, all drafts before it being accepted; -1 where `block` has yet to say of what"""
     hits: Tensor
     """int32 [N]: 1 where the draft is accepted, if all before it are, by all methods but `block`"""
     ratios: Tensor
@@ -104,8 +104,6 @@ class Judged(NamedTuple):
     """float64 [N]"""
     prefixes: Tensor
     """float64 [N]: P_i of open requests of `block`"""
-    without: Tensor
-    """int32 [N]: the draft where q is a point mass, which the row may not draw; else -1; see `laws.py` for -2"""
 
 
 class Leftovers(NamedTuple):
@@ -119,7 +117,7 @@ class Leftovers(NamedTuple):
     """float32 [N, stride]: sums of max(P p - q, 0) over blocks of a row"""
     stride: int
     log_masses: Tensor
-    """[N, width]: logarithms of the tiles' masses, relative to the row's maximum"""
+    """[N, width]: logarithms of the tiles' masses, relative to the row's maximum, of rows of open requests"""
     noises: Tensor
     """[N, width]: of the tiles"""
     width: int

@@ -1,4 +1,4 @@
-"""What each row makes of itself, one program a row: its law, whether its draft is accepted, the start of its draw."""
+"""What each row makes of itself: its law, whether it accepts its draft, and the token that it draws if not."""
 
 import triton
 import triton.language as tl
@@ -12,9 +12,11 @@ from drawlot.kernels.triton.states import scale_of, temperature_of
 from drawlot.kernels.triton.summary import LISTED, WHOLE
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of
 from drawlot.kernels.triton.verification.acceptance import accepts, coin_of, p_at_draft
+from drawlot.kernels.triton.verification.draw import draw_from_list, draw_from_tiles
 from drawlot.kernels.triton.verification.judge import law_of
 from drawlot.kernels.triton.verification.leftover import is_kept
 from drawlot.kernels.triton.verification.requests import (
+    BLOCK,
     COUPLED,
     load_drafts,
     looks_at_q,
@@ -26,8 +28,6 @@ from drawlot.kernels.triton.verification.requests import (
 )
 from drawlot.outputs import RowStatus
 
-NOTHING_ELSE = tl.constexpr(-2)
-"""In the place of a token to leave out: nothing else is left, and the row draws from its own law"""
 _NONFINITE, _EMPTY = tl.constexpr(int(RowStatus.NONFINITE)), tl.constexpr(int(RowStatus.EMPTY_SUPPORT))
 _SKIPPED = tl.constexpr(int(RowStatus.SKIPPED))
 
@@ -37,6 +37,7 @@ def law_kernel(
     rows,
     step,
     tiles,
+    lists,
     whole,
     methods,
     judged,
@@ -49,11 +50,13 @@ def law_kernel(
     COLUMNS: tl.constexpr,
     T: tl.constexpr,
     PARTS: tl.constexpr,
+    ROOM: tl.constexpr,
+    TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program: one row that a request may have. drawn, summary: of the finish, where it cuts the rows or draws.
 
-    COLUMNS, T, PARTS: powers of two > K, >= tiles, >= parts of a law.
+    COLUMNS, T, PARTS: powers of two > K, >= tiles, >= parts of a law; ROOM: of a list; TILES: read at a time.
     """
     program = tl.program_id(0)
     request, column = (program // (K + 1)).to(tl.int64), program % (K + 1)
@@ -75,10 +78,10 @@ def law_kernel(
     temperature, method = temperature_of(states, state), method_of(methods, state)
     finished = needs_finish(states, methods, state)
     _, given = load_drafts(step.drafts, request, tl.arange(0, COLUMNS), num_rows, K)
-    residual = (column < given) & looks_at_q(states, methods, state)
+    residual, alone = (column < given) & looks_at_q(states, methods, state), given == 0
     key = step_key(states, state, first, column)
     coin = coin_of(key, WIDE)
-    stream = tile_stream(residual, given == 0)
+    stream = tile_stream(residual, alone)
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
     if (temperature != 0) & (finished == 0):
         noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
@@ -99,7 +102,7 @@ def law_kernel(
         cut_value, cut_id = tl.load(summary.cut_value + row), tl.load(summary.cut_id + row)
         path = tl.load(summary.path + row)
         sums = tl.zeros_like(maxima)
-        if (method == COUPLED) | (given == 0):
+        if (method == COUPLED) | alone:
             token = tl.load(drawn.token_ids + row).to(tl.int32)
         elif path == WHOLE:
             sums = tl.load(whole.kept_sums + row * T + tile, mask=exists, other=0.0)
@@ -119,41 +122,79 @@ def law_kernel(
         if temperature == 0:
             token = _first_token(rows, refused, row, row_max, tl.min(tl.where(maxima == row_max, tile, LAST_ID)))
 
-    q = _finish_draft_law(step.drafts, judged, row, line, PARTS)
+    q, q_shift, q_factor = _finish_draft_law(step.drafts, judged, row, line, PARTS)
     p = p_at_draft(x, draft, row_max, mass, temperature, cut_value, cut_id)
     ratio = tl.where(p == 0, 0.0, p / q)
     hit = accepts(methods, method, temperature, column, draft, token, ratio, coin)
+    # Of what `block` draws depends on the drafts before.
+    is_open = (method == BLOCK) & (line >= 0)
     tl.store(verified.status + row, status)
     tl.store(summary.rank + row, 0)
-    tl.store(judged.maxima + row, row_max)
-    tl.store(judged.masses + row, mass)
-    tl.store(judged.scales + row, scale)
-    tl.store(judged.cut_values + row, cut_value)
-    tl.store(judged.cut_ids + row, cut_id)
-    tl.store(judged.tokens + row, token)
     tl.store(judged.hits + row, hit.to(tl.int32))
-    tl.store(judged.ratios + row, ratio)
-    tl.store(judged.coins + row, coin)
-    if (token < 0) & (temperature != 0) & (column <= given) & (path != LISTED):
-        without = tl.where(residual & (line < 0), draft, -1)
-        log_masses, _z = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
-        if without >= 0:
-            # A point mass leaves all tiles as they are but the draft's.
-            ids = ids_of(without // TILE + tl.arange(0, 1))
-            others = load_allowed(rows, refused, row, ids, ids >= 0)
-            others = tl.where(is_kept(others, ids, cut_value, cut_id) & (ids != without), others, MINUS_INF)
-            its_maximum = tl.max(others, 1)
-            its_sum = tl.max(tile_sums(others, its_maximum, scale))
-            its_log_mass, _its_z = log_tile_masses(tl.max(its_maximum), its_sum, row_max, temperature, WIDE)
-            left = tl.where(tile == without // TILE, its_log_mass, log_masses)
-            if tl.max(left) == MINUS_INF:
-                without = without * 0 + NOTHING_ELSE
-                noise = gumbel_of_range(0, T, key[0], key[1], tile_stream(False, False), key[2], key[3], WIDE)
+    if method == BLOCK:
+        tl.store(judged.ratios + row, ratio)
+        tl.store(judged.coins + row, coin)
+    if is_open:
+        tl.store(judged.maxima + row, row_max)
+        tl.store(judged.masses + row, mass)
+        tl.store(judged.scales + row, scale)
+        tl.store(judged.cut_values + row, cut_value)
+        tl.store(judged.cut_ids + row, cut_id)
+
+    draws = (hit == 0) | (column == given) | (method == BLOCK)
+    if draws & (column <= given) & (token < 0) & (temperature != 0) & (status == 0):
+        one = tl.full([], 1.0, tl.float32)
+        law = line, draft, q_shift, q_factor, cut_value, cut_id, row_max, scale * LOG2_E, 1.0 / mass, one
+        if path == LISTED:
+            if is_open == 0:
+                token = draw_from_list(step.drafts, lists, law, temperature, row, key, residual, alone, WIDE, ROOM)
+        else:
+            log_masses, _z = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
+            if is_open:
+                tl.store(leftovers.log_masses + row * leftovers.width + tile, log_masses)
+                tl.store(leftovers.noises + row * leftovers.width + tile, noise)
             else:
-                log_masses = left
-        tl.store(judged.without + row, without)
-        tl.store(leftovers.log_masses + row * leftovers.width + tile, log_masses)
-        tl.store(leftovers.noises + row * leftovers.width + tile, noise)
+                without = tl.where(residual & (line < 0), draft, -1)
+                if without >= 0:
+                    left = _masses_without(rows, refused, law, temperature, scale, row, without, tile, log_masses, WIDE)
+                    if tl.max(left) == MINUS_INF:
+                        # Nothing but the draft: then the row's own law.
+                        residual, without = residual & False, without * 0 - 1
+                        stream = tile_stream(residual, alone)
+                        noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
+                    else:
+                        log_masses = left
+                token = draw_from_tiles(
+                    rows,
+                    step.drafts,
+                    refused,
+                    law,
+                    temperature,
+                    row,
+                    key,
+                    log_masses,
+                    noise,
+                    without,
+                    residual,
+                    alone,
+                    WIDE,
+                    T,
+                    TILES,
+                )
+    tl.store(judged.tokens + row, token)
+
+
+@triton.jit
+def _masses_without(rows, refused, law, temperature, scale, row, token, tile, log_masses, WIDE: tl.constexpr):
+    """Logarithms of the tiles' masses if a token is left out: a point mass leaves all others as they are."""
+    _, _, _, _, cut_value, cut_id, row_max, _, _, _ = law
+    ids = ids_of(token // TILE + tl.arange(0, 1))
+    x = load_allowed(rows, refused, row, ids, ids >= 0)
+    x = tl.where(is_kept(x, ids, cut_value, cut_id) & (ids != token), x, MINUS_INF)
+    maximum = tl.max(x, 1)
+    mass = tl.max(tile_sums(x, maximum, scale))
+    log_mass, _z = log_tile_masses(tl.max(maximum), mass, row_max, temperature, WIDE)
+    return tl.where(tile == token // TILE, log_mass, log_masses)
 
 
 @triton.jit
@@ -185,8 +226,8 @@ def _first_token(rows, refused, row, row_max, tile):
 
 @triton.jit
 def _finish_draft_law(drafts, judged, row, line, PARTS: tl.constexpr):
-    """float64: q at a row's draft; stores what `judge_row` left open. PARTS: as in `law_kernel`."""
-    q = tl.load(judged.q_at_draft + row)
+    """q at a row's draft, float64, and its law's shift and factor: what `judge_row` left open is stored."""
+    q, shift, factor = tl.load(judged.q_at_draft + row), tl.load(judged.q_shifts + row), tl.load(judged.q_factors + row)
     if drafts.q.logits is not None and drafts.lse is None:
         if line >= 0:
             part = tl.arange(0, PARTS)
@@ -198,4 +239,4 @@ def _finish_draft_law(drafts, judged, row, line, PARTS: tl.constexpr):
             tl.store(judged.q_shifts + row, shift)
             tl.store(judged.q_factors + row, factor)
             q = tl.exp(q - shift) * factor
-    return q
+    return q, shift, factor

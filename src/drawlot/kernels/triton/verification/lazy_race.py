@@ -7,6 +7,7 @@ to be read: two or three of a row of which a third is left; all of one of which 
 import triton
 import triton.language as tl
 
+from drawlot.kernels.triton.noise import gumbel
 from drawlot.kernels.triton.reduce import largest, largest_of_columns
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.values import MINUS_INF, ids_of
@@ -17,25 +18,27 @@ _SLACK = tl.constexpr(1e-3)
 
 
 @triton.jit
-def race_of_leftovers(rows, drafts, refused, law, leftovers, row, log_scale, T: tl.constexpr, TILES: tl.constexpr):
+def race_of_leftovers(
+    rows, drafts, refused, law, row, bounds, key, stream, T: tl.constexpr, TILES: tl.constexpr, WIDE: tl.constexpr
+):
     """The winning tile; -1 if nothing is left of any.
 
-    law: as for `weights_of`; log_scale: of P / mass; TILES: that are read at a time, the best of as many groups.
+    law: as for `weights_of`; bounds: [T], what a tile's key would be if q left all of it; TILES: that are read at a
+    time, the best of as many groups.
     """
     # Neighbours are of different groups: where a vocabulary is sorted by frequency, likely tiles are neighbours.
-    tile = tl.arange(0, T // TILES)[:, None] * TILES + tl.arange(0, TILES)[None, :]
-    noises = leftovers.noises + row * leftovers.width
-    bounds = tl.load(leftovers.log_masses + row * leftovers.width + tile) + log_scale + tl.load(noises + tile)
+    bounds = bounds.reshape(T // TILES, TILES)
+    tile = tl.arange(0, T).reshape(T // TILES, TILES)
     best, best_key = tl.full([], -1, tl.int32), tl.full([], float("-inf"), bounds.dtype)
     bound, own = largest_of_columns(bounds, tile)
     highest = tl.max(bound)
     while (highest > MINUS_INF) & (highest + _SLACK > best_key):
-        may_win = (bound > MINUS_INF) & (bound + _SLACK > best_key)
-        ids, mask = ids_of(own), may_win[:, None]
+        ids, mask = ids_of(own), ((bound > MINUS_INF) & (bound + _SLACK > best_key))[:, None]
         x = load_allowed(rows, refused, row, ids, mask)
         _p, left = weights_of(drafts, law, x, ids, mask)
+        noise = gumbel(own, key[0], key[1], stream, key[2], key[3], WIDE)
         masses = tl.sum(left, 1)
-        keys = tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + tl.load(noises + own), MINUS_INF)
+        keys = tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + noise, MINUS_INF)
         its_key, winner, _ = largest(keys, own, own)
         wins = (its_key > best_key) | ((its_key == best_key) & (winner < best))
         best = tl.where(wins, winner, best)

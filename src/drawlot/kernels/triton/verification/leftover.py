@@ -6,7 +6,7 @@ import triton.language as tl
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.scan import LOG2_E
-from drawlot.kernels.triton.values import MINUS_INF, ids_of, load_logits
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, ids_of, load_logits
 
 
 @triton.jit
@@ -72,14 +72,14 @@ def weights_of(drafts, law, x, ids, mask):
     """Float32 p of tokens with values x of a row, and what q leaves of it; law: see `law_of_row`."""
     line, draft, shift, factor, cut_value, cut_id, maximum, scale, per_mass, prefix = law
     # Of a row that draws from its own law nobody asks what is left.
-    q = tl.zeros_like(x)
-    if line >= 0:
-        if drafts.sparse is not None:
-            q = _sparse_law(drafts.sparse, line, ids, shift, factor, q)
-        elif drafts.q.logits is not None:
-            q = tl.exp2((load_logits(drafts.q, line, ids, mask) - shift) * LOG2_E) * factor
-    else:
-        q = tl.where(ids == draft, 1.0, q)
+    q = tl.where(ids == draft, 1.0, 0.0)
+    if drafts.sparse is not None:
+        if line >= 0:
+            q = _sparse_law(drafts.sparse, line, ids, shift, factor, tl.zeros_like(x))
+    elif drafts.q.logits is not None:
+        # Triton's interpreter makes no mask of a single flag.
+        logits = load_logits(drafts.q, line, ids, mask & (ids < tl.where(line >= 0, LAST_ID, 0)))
+        q = tl.where(line >= 0, tl.exp2((logits - shift) * LOG2_E) * factor, q)
     p = tl.where(is_kept(x, ids, cut_value, cut_id), tl.exp2((x - maximum) * scale) * per_mass, 0.0)
     left = p * prefix - q
     # NaN stays NaN, and the row is known for one of which no law is left.

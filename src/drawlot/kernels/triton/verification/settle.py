@@ -5,10 +5,11 @@ import triton.language as tl
 
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.states import temperature_of
+from drawlot.kernels.triton.summary import LISTED
 from drawlot.kernels.triton.verification.acceptance import accept_block
-from drawlot.kernels.triton.verification.draw import draw_after
-from drawlot.kernels.triton.verification.leftover import left_of_row
-from drawlot.kernels.triton.verification.requests import BLOCK, method_of, rows_of_request
+from drawlot.kernels.triton.verification.draw import draw_from_list, draw_from_tiles
+from drawlot.kernels.triton.verification.leftover import law_of_row, left_of_row
+from drawlot.kernels.triton.verification.requests import BLOCK, is_filtered, method_of, rows_of_request, step_key
 from drawlot.outputs import RowStatus
 
 _SKIPPED = tl.constexpr(int(RowStatus.SKIPPED))
@@ -18,25 +19,17 @@ _SKIPPED = tl.constexpr(int(RowStatus.SKIPPED))
 def settle_kernel(
     rows,
     step,
-    lists,
     methods,
     judged,
     leftovers,
     verdicts,
     summary,
     verified,
-    WIDE: tl.constexpr,
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
-    T: tl.constexpr,
-    ROOM: tl.constexpr,
-    TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: one request, whose rows have their laws.
-
-    COLUMNS, T: powers of two > K, >= tiles; ROOM: of a list; TILES: that are read at a time.
-    """
+    """Program: one request, whose rows have their laws. COLUMNS: power of two > K."""
     request = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     first, num_rows = rows_of_request(step.drafts, request)
@@ -77,29 +70,7 @@ def settle_kernel(
                 tl.store(verdicts.lowest + request, accepted)
                 return
 
-    token = tl.max(tl.where(column == accepted, own, -1))
-    if tl.max(tl.where(column == accepted, status, 0)) != 0:
-        token = none
-    elif token < 0:
-        one = tl.full([], 1.0, tl.float64)
-        token = draw_after(
-            rows,
-            step,
-            lists,
-            methods,
-            judged,
-            leftovers,
-            summary,
-            state,
-            first,
-            accepted,
-            n,
-            one,
-            WIDE,
-            T,
-            ROOM,
-            TILES,
-        )
+    token = tl.max(tl.where((column == accepted) & (status == 0), own, -1))
     put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
 
 
@@ -108,7 +79,6 @@ def settle_blocks_kernel(
     rows,
     step,
     lists,
-    methods,
     judged,
     leftovers,
     verdicts,
@@ -124,7 +94,10 @@ def settle_blocks_kernel(
     TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: one request, if it is open: its rows are weighed by now. BLOCKS: power of two >= num_blocks of a row."""
+    """Program: one request, if it is open: its rows are weighed by now.
+
+    COLUMNS, T, BLOCKS: powers of two > K, >= tiles, >= num_blocks of a row; ROOM: of a list; TILES: read at a time.
+    """
     request = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     first, num_rows = rows_of_request(step.drafts, request)
@@ -146,26 +119,36 @@ def settle_blocks_kernel(
         coin = tl.load(judged.coins + first + accepted - 1, mask=accepted > 0, other=2.0)
         # Rows whose coin is not below P_i, of which h_i is a part, have not been weighed.
         below = (accepted == lowest) | ((coin < prefix) & (coin < h))
-    token = tl.full([], -1, tl.int32)
-    if tl.load(verified.status + first + accepted) == 0:
-        token = draw_after(
-            rows,
-            step,
-            lists,
-            methods,
-            judged,
-            leftovers,
-            summary,
-            state,
-            first,
-            accepted,
-            n,
-            prefix,
-            WIDE,
-            T,
-            ROOM,
-            TILES,
-        )
+    row = first + accepted
+    token = tl.load(judged.tokens + row)
+    if (token < 0) & (tl.load(verified.status + row) == 0):
+        temperature = temperature_of(step.states, state)
+        key = step_key(step.states, state, first, accepted)
+        law = law_of_row(judged, row, prefix)
+        path = tl.full([], -1, tl.int32)
+        if is_filtered(step.states, state):
+            path = tl.load(summary.path + row)
+        if path == LISTED:
+            token = draw_from_list(step.drafts, lists, law, temperature, row, key, accepted < n, False, WIDE, ROOM)
+        else:
+            tile = tl.arange(0, T)
+            token = draw_from_tiles(
+                rows,
+                step.drafts,
+                tl.load(judged.refused + row),
+                law,
+                temperature,
+                row,
+                key,
+                tl.load(leftovers.log_masses + row * leftovers.width + tile),
+                tl.load(leftovers.noises + row * leftovers.width + tile),
+                -1,
+                accepted < n,
+                False,
+                WIDE,
+                T,
+                TILES,
+            )
     draft = tl.load(judged.drafts + at, mask=column < n, other=-1)
     put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
 

@@ -31,15 +31,15 @@ from drawlot.kernels.triton.verification.laws import law_kernel
 from drawlot.kernels.triton.verification.leftover import weigh_kernel
 from drawlot.kernels.triton.verification.scan import scan_step_kernel
 from drawlot.kernels.triton.verification.settle import settle_blocks_kernel, settle_kernel
-from drawlot.kernels.triton.workspace import ROOM, SCAN_TILES, SCAN_WARPS, overlaps, programs_together
+from drawlot.kernels.triton.workspace import ROOM, SCAN_TILES, SCAN_WARPS, Workspace, overlaps, programs_together
 from drawlot.outputs import LogitsRows, SparseDraftLogits
 
 WEIGH_TILES, WEIGH_WARPS, WEIGH_GRIDS = 8, 4, 4
 """Tiles that a program weighs at a time, its warps, and how many times `programs_together` there are"""
-LAW_WARPS = 4
-"""Warps of a row's program"""
-SETTLE_TILES, SETTLE_WARPS = 16, 8
-"""Tiles that a request's program reads at a time, and its warps"""
+LAW_WARPS, DRAW_WARPS = 4, 8
+"""Warps of a row's program, and of one that draws for a request of `block`"""
+DRAW_TILES = 8
+"""Tiles that a draw of what q leaves reads at a time"""
 
 
 class _Memory(NamedTuple):
@@ -92,7 +92,6 @@ class _Memory(NamedTuple):
                 empty(double, num_rows),
                 empty(double, num_rows),
                 empty(double, num_rows),
-                empty(integer, num_rows),
             ),
             Leftovers(
                 empty(integer, num_rows),
@@ -327,16 +326,7 @@ class StepVerifier:
         follow = {**how, "launch_pdl": overlap}
         methods = self._methods
         shape = {"K": self._num_drafts, "COLUMNS": self._columns}
-        drawing = {
-            **shape,
-            "WIDE": wide,
-            "T": work.tile_block,
-            "ROOM": ROOM,
-            "TILES": SETTLE_TILES,
-            "num_warps": SETTLE_WARPS,
-            **follow,
-        }
-        settling = work.lists, methods, judged, leftovers, verdicts, work.summary, verified
+        drawing = {**shape, "WIDE": wide, "T": work.tile_block, "ROOM": ROOM, "TILES": DRAW_TILES, **follow}
         scan = Launch(
             scan_step_kernel,
             lambda programs: programs,
@@ -358,6 +348,7 @@ class StepVerifier:
             law_kernel,
             lambda programs: programs,
             tiles,
+            work.lists,
             work.whole,
             methods,
             judged,
@@ -365,29 +356,25 @@ class StepVerifier:
             drawn,
             work.summary,
             verified,
-            **shape,
-            WIDE=wide,
-            T=work.tile_block,
             PARTS=triton.next_power_of_2(judged.parts),
             num_warps=LAW_WARPS,
-            **follow,
+            **drawing,
         )
-        settle = Launch(settle_kernel, lambda num_reqs: num_reqs, *settling, **drawing)
+        settling = methods, judged, leftovers, verdicts, work.summary, verified
+        settle = Launch(settle_kernel, lambda num_reqs: num_reqs, *settling, num_warps=1, **shape, **follow)
         emitted = Drawn(verified.emitted, verified.status)
         return _Plan(
             scan,
             launches_of_draw(work, steps._num_tiles, None, drawn, wide=wide)[1:] if finishes else [],
             laws,
             settle,
-            self._launches_of_blocks(settling, drawing, follow) if weighs else [],
+            self._launches_of_blocks(work, drawing, follow) if weighs else [],
             None if columns is None else launch_of_columns(work, steps._wanted, emitted, columns, steps._mode),
         )
 
-    def _launches_of_blocks(
-        self, settling: tuple[Any, ...], drawing: dict[str, Any], follow: dict[str, Any]
-    ) -> list[Launch]:
+    def _launches_of_blocks(self, work: Workspace, drawing: dict[str, Any], follow: dict[str, Any]) -> list[Launch]:
         """Weigh rows, then settle their requests."""
-        judged, leftovers, *_ = self._memory
+        judged, leftovers, verdicts, verified, *_ = self._memory
         together = programs_together(self._methods.of_states.device) * WEIGH_GRIDS
         num_blocks = leftovers.stride
         return [
@@ -405,9 +392,15 @@ class StepVerifier:
             Launch(
                 settle_blocks_kernel,
                 lambda num_reqs: num_reqs,
-                *settling,
+                work.lists,
+                judged,
+                leftovers,
+                verdicts,
+                work.summary,
+                verified,
                 num_blocks,
                 BLOCKS=triton.next_power_of_2(num_blocks),
+                num_warps=DRAW_WARPS,
                 **drawing,
             ),
         ]

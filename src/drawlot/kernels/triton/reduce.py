@@ -91,20 +91,38 @@ def _first_largest(a_key, a_token, a_payload, b_key, b_token, b_payload):
 
 
 @triton.jit
-def largest_of_columns(key, token):
-    """Of each column of blocks [M, N] the largest key, and its token (int32), the lower one among equals."""
+def best_two_of_groups(key, token):
+    """Of each group g of blocks [M, N, S], all [:, g, :], the two largest keys with their tokens (int32): four [N].
+
+    Which of equal keys comes first is left open.
+    """
     if _ONE_BY_ONE:
-        highest = tl.max(key, 0)
-        result = highest, tl.min(tl.where(key == highest[None, :], token, LAST_ID), 0)
+        first = tl.max(tl.max(key, 2), 0)
+        is_first = key == first[None, :, None]
+        winner = tl.min(tl.min(tl.where(is_first, token, LAST_ID), 2), 0)
+        others = tl.where(token == winner[None, :, None], MINUS_INF, key)
+        second = tl.max(tl.max(others, 2), 0)
+        is_second = (others == second[None, :, None]) & (token != winner[None, :, None])
+        next_winner = tl.min(tl.min(tl.where(is_second, token, LAST_ID), 2), 0)
+        result = first, winner, second, tl.where(next_winner == LAST_ID, winner, next_winner)
     else:
-        result = tl.reduce((key, token), 0, _larger)
+        nothing = tl.full(key.shape, float("-inf"), key.dtype)
+        result = tl.reduce(tl.reduce((key, token, nothing, token), 2, _best_two), 0, _best_two)
     return result
 
 
 @triton.jit
-def _larger(a_key, a_token, b_key, b_token):
-    a_wins = (a_key > b_key) | ((a_key == b_key) & (a_token < b_token))
-    return tl.where(a_wins, a_key, b_key), tl.where(a_wins, a_token, b_token)
+def _best_two(a_key, a_token, a_next, a_next_token, b_key, b_token, b_next, b_next_token):
+    a_wins = a_key >= b_key
+    loser, losing_token = tl.minimum(a_key, b_key), tl.where(a_wins, b_token, a_token)
+    after, after_token = tl.where(a_wins, a_next, b_next), tl.where(a_wins, a_next_token, b_next_token)
+    loser_is_next = loser >= after
+    return (
+        tl.maximum(a_key, b_key),
+        tl.where(a_wins, a_token, b_token),
+        tl.maximum(loser, after),
+        tl.where(loser_is_next, losing_token, after_token),
+    )
 
 
 @triton.jit

@@ -97,7 +97,7 @@ class Judged(NamedTuple):
     tokens: Tensor
     """int32 [N]: what the row draws, all drafts before it being accepted; -1 where `block` has yet to say of what"""
     hits: Tensor
-    """int32 [N]: 1 where the draft is accepted, if all before it are, by all methods but `block`"""
+    """int32 [N]: whether the draft is accepted, if all before it are, by all methods but `block`"""
     ratios: Tensor
     """float64 [N]: p / q of the draft"""
     coins: Tensor

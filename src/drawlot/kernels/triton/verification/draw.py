@@ -49,6 +49,7 @@ def draw_from_tiles(
     key,
     log_masses,
     noise,
+    noises,
     without,
     residual,
     alone,
@@ -58,7 +59,8 @@ def draw_from_tiles(
 ):
     """Of a row by the masses of its tiles; arguments as for `draw_from_list`.
 
-    log_masses, noise: [T]; without: a token to leave out, which the masses have not, or -1; TILES: read at a time.
+    log_masses, noise: [T]; noises: where the noise lies; without: a token to leave out, which the masses have not, or
+    -1; TILES: read at a time.
     """
     line, _, _, _, cut_value, cut_id, row_max, _, per_mass, prefix = law
     tile = tl.arange(0, T)
@@ -66,8 +68,7 @@ def draw_from_tiles(
     from_q = residual & (line >= 0)
     if from_q:
         bounds = log_masses + tl.log(prefix * per_mass) + noise
-        stream = tile_stream(residual, alone)
-        best = race_of_leftovers(rows, drafts, refused, law, row, bounds, key, stream, T, TILES, WIDE)
+        best = race_of_leftovers(rows, drafts, refused, law, noises, row, bounds, T, TILES)
         from_q = best >= 0
         residual = from_q
         if best < 0:

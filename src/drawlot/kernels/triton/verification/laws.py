@@ -150,9 +150,10 @@ def law_kernel(
                 token = draw_from_list(step.drafts, lists, law, temperature, row, key, residual, alone, WIDE, ROOM)
         else:
             log_masses, _z = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
+            noises = leftovers.noises + row * leftovers.width
+            tl.store(noises + tile, noise)
             if is_open:
                 tl.store(leftovers.log_masses + row * leftovers.width + tile, log_masses)
-                tl.store(leftovers.noises + row * leftovers.width + tile, noise)
             else:
                 without = tl.where(residual & (line < 0), draft, -1)
                 if without >= 0:
@@ -164,6 +165,8 @@ def law_kernel(
                         noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
                     else:
                         log_masses = left
+                # The noise is read back.
+                tl.debug_barrier()
                 token = draw_from_tiles(
                     rows,
                     step.drafts,
@@ -174,6 +177,7 @@ def law_kernel(
                     key,
                     log_masses,
                     noise,
+                    noises,
                     without,
                     residual,
                     alone,

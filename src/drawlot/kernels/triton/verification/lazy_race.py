@@ -7,8 +7,7 @@ to be read: two or three of a row of which a third is left; all of one of which 
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.noise import gumbel
-from drawlot.kernels.triton.reduce import largest, largest_of_columns
+from drawlot.kernels.triton.reduce import best_two_of_groups, largest
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.values import MINUS_INF, ids_of
 from drawlot.kernels.triton.verification.leftover import weights_of
@@ -18,32 +17,39 @@ _SLACK = tl.constexpr(1e-3)
 
 
 @triton.jit
-def race_of_leftovers(
-    rows, drafts, refused, law, row, bounds, key, stream, T: tl.constexpr, TILES: tl.constexpr, WIDE: tl.constexpr
-):
+def race_of_leftovers(rows, drafts, refused, law, noises, row, bounds, T: tl.constexpr, TILES: tl.constexpr):
     """The winning tile; -1 if nothing is left of any.
 
-    law: as for `weights_of`; bounds: [T], what a tile's key would be if q left all of it; TILES: that are read at a
-    time, the best of as many groups.
+    law: as for `weights_of`; noises: points to the tiles' noise; bounds: [T], what a tile's key would be if q left all
+    of it; TILES: that are read at a time, the best of as many groups, then the next of each.
     """
     # Neighbours are of different groups: where a vocabulary is sorted by frequency, likely tiles are neighbours.
-    bounds = bounds.reshape(T // TILES, TILES)
-    tile = tl.arange(0, T).reshape(T // TILES, TILES)
+    SIDE: tl.constexpr = min(4, T // TILES)
+    bounds = bounds.reshape(T // TILES // SIDE, TILES, SIDE)
+    tile = tl.arange(0, T).reshape(T // TILES // SIDE, TILES, SIDE)
     best, best_key = tl.full([], -1, tl.int32), tl.full([], float("-inf"), bounds.dtype)
-    bound, own = largest_of_columns(bounds, tile)
-    highest = tl.max(bound)
-    while (highest > MINUS_INF) & (highest + _SLACK > best_key):
-        ids, mask = ids_of(own), ((bound > MINUS_INF) & (bound + _SLACK > best_key))[:, None]
+    bound, own, next_bound, next_own = best_two_of_groups(bounds, tile)
+    may_change = best < 0
+    is_first = best < 0
+    while may_change:
+        ids, mask = ids_of(own), (bound + _SLACK > best_key)[:, None]
         x = load_allowed(rows, refused, row, ids, mask)
         _p, left = weights_of(drafts, law, x, ids, mask)
-        noise = gumbel(own, key[0], key[1], stream, key[2], key[3], WIDE)
+        noise = tl.load(noises + own)
         masses = tl.sum(left, 1)
         keys = tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + noise, MINUS_INF)
         its_key, winner, _ = largest(keys, own, own)
         wins = (its_key > best_key) | ((its_key == best_key) & (winner < best))
         best = tl.where(wins, winner, best)
         best_key = tl.where(wins, its_key, best_key)
-        bounds = tl.where(tile == own[None, :], MINUS_INF, bounds)
-        bound, own = largest_of_columns(bounds, tile)
+        if is_first:
+            own, next_own = next_own, own
+            bound = next_bound
+        else:
+            was_read = (tile == own[None, :, None]) | (tile == next_own[None, :, None])
+            bounds = tl.where(was_read, MINUS_INF, bounds)
+            bound, own, next_bound, next_own = best_two_of_groups(bounds, tile)
+        is_first = is_first == 0
         highest = tl.max(bound)
+        may_change = (highest > MINUS_INF) & (highest + _SLACK > best_key)
     return best

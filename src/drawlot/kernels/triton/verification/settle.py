@@ -132,6 +132,7 @@ def settle_blocks_kernel(
             token = draw_from_list(step.drafts, lists, law, temperature, row, key, accepted < n, False, WIDE, ROOM)
         else:
             tile = tl.arange(0, T)
+            noises = leftovers.noises + row * leftovers.width
             token = draw_from_tiles(
                 rows,
                 step.drafts,
@@ -141,7 +142,8 @@ def settle_blocks_kernel(
                 row,
                 key,
                 tl.load(leftovers.log_masses + row * leftovers.width + tile),
-                tl.load(leftovers.noises + row * leftovers.width + tile),
+                tl.load(noises + tile),
+                noises,
                 -1,
                 accepted < n,
                 False,

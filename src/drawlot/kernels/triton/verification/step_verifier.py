@@ -36,7 +36,7 @@ from drawlot.outputs import LogitsRows, SparseDraftLogits
 
 WEIGH_TILES, WEIGH_WARPS, WEIGH_GRIDS = 8, 4, 4
 """Tiles that a program weighs at a time, its warps, and how many times `programs_together` there are"""
-LAW_WARPS, DRAW_WARPS = 4, 8
+LAW_WARPS, DRAW_WARPS = 8, 8
 """Warps of a row's program, and of one that draws for a request of `block`"""
 DRAW_TILES = 8
 """Tiles that a draw of what q leaves reads at a time"""

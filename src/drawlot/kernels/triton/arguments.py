@@ -117,6 +117,8 @@ class Tiles(NamedTuple):
     """int32 [4]: counters that the scan sets to 0, see `summary.COUNT` and the others"""
     refused: Tensor | None = None
     """int32 [N]: a token that a constraint refuses although the scan saw it, -1 for none; None: there are none"""
+    undrawn: Tensor | None = None
+    """int32 [N]: 1 where nobody asks for the row's token: it is only cut"""
 
 
 class Lists(NamedTuple):

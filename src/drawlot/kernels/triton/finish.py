@@ -57,6 +57,9 @@ def finish_kernel(
     if state < 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0, 0.0, 0.0)
         return
+    draws = state >= 0
+    if tiles.undrawn is not None:
+        draws = tl.load(tiles.undrawn + row) == 0
     if tiles.refused is not None:
         refused = tl.load(tiles.refused + row)
         if refused >= 0:
@@ -107,6 +110,7 @@ def finish_kernel(
             lowest,
             highest,
             num_tiles,
+            draws,
             WIDE,
             T,
             ROOM,

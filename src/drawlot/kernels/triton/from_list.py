@@ -30,6 +30,7 @@ def draw_from_list(
     lowest,
     highest,
     num_tiles,
+    draws,
     WIDE: tl.constexpr,
     T: tl.constexpr,
     ROOM: tl.constexpr,
@@ -37,7 +38,8 @@ def draw_from_list(
 ):
     """Whether the list held all that the row keeps; if so, its token and summary are stored.
 
-    maxima, sums: float32 [T], of the row's tiles; lowest, highest: orders of its tile maxima; num_tiles: that have one.
+    maxima, sums: float32 [T], of the row's tiles; lowest, highest: orders of its tile maxima; num_tiles: that have one;
+    draws: otherwise nobody asks for the token, and it is -1.
     """
     top_k, top_p, min_p = filters_of(states, state)
     temperature = temperature_of(states, state)
@@ -74,14 +76,16 @@ def draw_from_list(
             kept = kept & ((mass_before < top_p * total) | (rank == 0))
 
         if done:
-            key = noise_key(states, state, row)
             total, cut_value, cut_id = total_and_last(mass, kept, rank, value, token)
-            tile = token // TILE
-            # The last token of a tile has the tile's mass and wins over those before it, whose noise is the same.
-            log_mass = tl.log(sum_by_tile(tl.where(kept, mass, 0.0), tile))
-            best, _ = race(tile, tl.where(kept, log_mass, MINUS_INF), tile, key, TARGET_TILE, WIDE)
-            inside = tl.where(kept & (tile == best), z, MINUS_INF)
-            winner, own_rank = race(token, inside, rank, key, TARGET_TOKEN, WIDE)
+            winner, own_rank = tl.full([], -1, tl.int32), tl.full([], -1, tl.int32)
+            if draws:
+                key = noise_key(states, state, row)
+                tile = token // TILE
+                # The last token of a tile has the tile's mass and wins over those before it, whose noise is the same.
+                log_mass = tl.log(sum_by_tile(tl.where(kept, mass, 0.0), tile))
+                best, _ = race(tile, tl.where(kept, log_mass, MINUS_INF), tile, key, TARGET_TILE, WIDE)
+                inside = tl.where(kept & (tile == best), z, MINUS_INF)
+                winner, own_rank = race(token, inside, rank, key, TARGET_TOKEN, WIDE)
             put_cut(summary, row, cut_value, cut_id)
             put(drawn, summary, row, winner, 0, LISTED, own_rank + 1, row_max, tl.log(total))
     return done

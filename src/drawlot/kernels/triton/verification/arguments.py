@@ -71,6 +71,8 @@ class Judged(NamedTuple):
     """int64 [N]: the line of the law that the draft was drawn from; -1: it is a point mass or not looked at"""
     finished: Tensor
     """int64 [N]: the state of rows that the finish draws for or cuts, -1 for others"""
+    undrawn: Tensor
+    """int32 [N]: 1 where the finish only cuts the row, drafts coming after it"""
     draft_values: Tensor
     """float32 [N]: the draft's value in the row"""
     q_at_draft: Tensor
@@ -104,6 +106,8 @@ class Judged(NamedTuple):
     """float64 [N]"""
     prefixes: Tensor
     """float64 [N]: P_i of open requests of `block`"""
+    weighed: Tensor
+    """int32 [N]: whether `Leftovers.left` knows the row, of open requests"""
 
 
 class Leftovers(NamedTuple):

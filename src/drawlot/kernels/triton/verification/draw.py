@@ -50,6 +50,7 @@ def draw_from_tiles(
     log_masses,
     noise,
     noises,
+    most_left,
     without,
     residual,
     alone,
@@ -59,15 +60,16 @@ def draw_from_tiles(
 ):
     """Of a row by the masses of its tiles; arguments as for `draw_from_list`.
 
-    log_masses, noise: [T]; noises: where the noise lies; without: a token to leave out, which the masses have not, or
-    -1; TILES: read at a time.
+    log_masses, noise: [T]; noises: where the noise lies; most_left: float32 [T], as much q leaves of a tile at most;
+    without: a token to leave out, which the masses have not, or -1; TILES: read at a time.
     """
     line, _, _, _, cut_value, cut_id, row_max, _, per_mass, prefix = law
     tile = tl.arange(0, T)
     best = tl.full([], -1, tl.int32)
     from_q = residual & (line >= 0)
     if from_q:
-        bounds = log_masses + tl.log(prefix * per_mass) + noise
+        log_most = tl.where(most_left > 0, tl.log(tl.where(most_left > 0, most_left, 1.0)), MINUS_INF)
+        bounds = tl.minimum(log_masses + tl.log(prefix * per_mass), log_most) + noise
         best = race_of_leftovers(rows, drafts, refused, law, noises, row, bounds, T, TILES)
         from_q = best >= 0
         residual = from_q

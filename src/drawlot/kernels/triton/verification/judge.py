@@ -4,7 +4,14 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.values import MINUS_INF, load_logits, load_values
-from drawlot.kernels.triton.verification.requests import load_drafts, looks_at_q, needs_finish, rows_of_request
+from drawlot.kernels.triton.verification.requests import (
+    COUPLED,
+    load_drafts,
+    looks_at_q,
+    method_of,
+    needs_finish,
+    rows_of_request,
+)
 
 
 @triton.jit
@@ -53,6 +60,9 @@ def judge_row(
             if drafts.q.logits is not None or drafts.sparse is not None:
                 if line >= 0:
                     _put_draft_law(drafts, judged, row, state, line, draft, K, SPARSE)
+            # Rows of a request with drafts draw by other noise, once they have laws.
+            draws = (num_drafts == 0) | (method_of(methods, state) == COUPLED)
+            tl.store(judged.undrawn + row, 1 - draws.to(tl.int32))
         tl.store(judged.finished + row, finished)
         tl.store(judged.lines + row, line)
 

@@ -178,6 +178,7 @@ def law_kernel(
                     log_masses,
                     noise,
                     noises,
+                    tl.full([T], float("inf"), tl.float32),
                     without,
                     residual,
                     alone,

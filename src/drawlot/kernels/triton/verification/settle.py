@@ -66,6 +66,7 @@ def settle_kernel(
                     slot = tl.atomic_add(leftovers.control, num_weighed) + tl.cumsum(weighed.to(tl.int32), 0) - 1
                     tl.store(leftovers.rows + slot, at.to(tl.int32), mask=weighed)
                 tl.store(judged.prefixes + at, prefix, mask=exists)
+                tl.store(judged.weighed + at, weighed.to(tl.int32), mask=exists)
                 tl.store(verdicts.open + request, 1)
                 tl.store(verdicts.lowest + request, accepted)
                 return
@@ -90,13 +91,15 @@ def settle_blocks_kernel(
     COLUMNS: tl.constexpr,
     T: tl.constexpr,
     BLOCKS: tl.constexpr,
+    WEIGHED: tl.constexpr,
     ROOM: tl.constexpr,
     TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program: one request, if it is open: its rows are weighed by now.
 
-    COLUMNS, T, BLOCKS: powers of two > K, >= tiles, >= num_blocks of a row; ROOM: of a list; TILES: read at a time.
+    COLUMNS, T, BLOCKS: powers of two > K, >= tiles, >= num_blocks of a row, each of WEIGHED tiles; ROOM, TILES: as for
+    `law_kernel`.
     """
     request = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
@@ -132,6 +135,10 @@ def settle_blocks_kernel(
             token = draw_from_list(step.drafts, lists, law, temperature, row, key, accepted < n, False, WIDE, ROOM)
         else:
             tile = tl.arange(0, T)
+            # No tile has more left than its block, where that is known.
+            known = tile < tl.where(tl.load(judged.weighed + row) != 0, rows.num_tiles, 0)
+            block = row * leftovers.stride + tile // WEIGHED
+            most_left = tl.load(leftovers.left + block, mask=known, other=float("inf"))
             noises = leftovers.noises + row * leftovers.width
             token = draw_from_tiles(
                 rows,
@@ -144,6 +151,7 @@ def settle_blocks_kernel(
                 tl.load(leftovers.log_masses + row * leftovers.width + tile),
                 tl.load(noises + tile),
                 noises,
+                most_left,
                 -1,
                 accepted < n,
                 False,

@@ -75,6 +75,7 @@ class _Memory(NamedTuple):
                 num_words,
                 empty(long, num_rows),
                 empty(long, num_rows),
+                empty(integer, num_rows),
                 empty(single, num_rows),
                 empty(double, num_rows),
                 empty(single, num_rows),
@@ -92,6 +93,7 @@ class _Memory(NamedTuple):
                 empty(double, num_rows),
                 empty(double, num_rows),
                 empty(double, num_rows),
+                empty(integer, num_rows),
             ),
             Leftovers(
                 empty(integer, num_rows),
@@ -311,7 +313,7 @@ class StepVerifier:
 
     def _new_plan(self, columns: Columns | None, sparse: int, finishes: bool, weighs: bool) -> _Plan:
         steps, (judged, leftovers, verdicts, verified, *_) = self._steps, self._memory
-        tiles = self._work.tiles._replace(refused=judged.refused)
+        tiles = self._work.tiles._replace(refused=judged.refused, undrawn=judged.undrawn)
         if columns is None:
             tiles = tiles._replace(raw_maxima=None, raw_sums=None)
         work = self._work._replace(tiles=tiles)
@@ -400,6 +402,7 @@ class StepVerifier:
                 verified,
                 num_blocks,
                 BLOCKS=triton.next_power_of_2(num_blocks),
+                WEIGHED=WEIGH_TILES,
                 num_warps=DRAW_WARPS,
                 **drawing,
             ),

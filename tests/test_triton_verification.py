@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawlot import InputError, LogitsRows, RejectionSampler, Sampler, SamplingParams, VerifierOutput
+from drawlot import InputError, LogitsRows, RejectionSampler, Sampler, SamplingParams, SparseDraftLogits, VerifierOutput
 from tests.test_backends import same_logprobs
 from tests.test_triton_sampler import counted
 from tests.verification.cases import random_batch
@@ -164,6 +164,22 @@ def test_blocks_of_which_several_rows_may_be_the_last() -> None:
     got, expected = fast(*given), exact(*given)
     assert not different(got, expected).any()
     assert len(expected.num_accepted.unique()) > 2
+
+
+@pytest.mark.parametrize("top_k", [5, 200])
+def test_a_broken_law_of_tokens_that_the_row_does_not_keep(top_k: int) -> None:
+    # Nothing that is kept looks broken, from a list or from tiles.
+    torch.manual_seed(4)
+    v, requests = 300, 8
+    params = [SamplingParams(seed=r, top_k=top_k) for r in range(requests)]
+    fast, exact = verifiers(v, params, ["standard"] * requests)
+    logits, drafts = torch.randn(2 * requests, v), torch.full((requests, K), -1)
+    drafts[:, 0] = 3
+    logits[:, :10] = -20
+    q = SparseDraftLogits(torch.arange(8).expand(requests, K, 8).contiguous(), torch.zeros(requests, K, 8))
+    given = logits, rows_of(drafts, [1] * requests), drafts, q, torch.full((requests, K), -torch.inf)
+    got, expected = fast(*given), exact(*given)
+    assert not different(got, expected).any()
 
 
 def test_a_rejected_point_mass_is_not_drawn_again() -> None:

@@ -24,7 +24,7 @@ def draw_from_list(drafts, lists, law, temperature, row, key, residual, alone, W
     p, left = weights_of(drafts, law, x, ids, ids < LAST_ID)
     total = tl.sum(left)
     # Of an empty or broken law is drawn what the row draws for itself.
-    residual = residual & (total > 0) & (total < float("inf"))
+    residual = residual & (total > 0) & (total < float("inf")) & ((law[0] < 0) | (law[2] == law[2]))
     weight = tl.where(residual, left, p)
     # An own law's z: the logarithm of a weight that vanishes says less.
     z = z_of(x, law[6], temperature, WIDE)
@@ -63,7 +63,7 @@ def draw_from_tiles(
     log_masses, noise: [T]; noises: where the noise lies; most_left: float32 [T], as much q leaves of a tile at most;
     without: a token to leave out, which the masses have not, or -1; TILES: read at a time.
     """
-    line, _, _, _, cut_value, cut_id, row_max, _, per_mass, prefix = law
+    line, _, q_shift, _, cut_value, cut_id, row_max, _, per_mass, prefix = law
     tile = tl.arange(0, T)
     best = tl.full([], -1, tl.int32)
     from_q = residual & (line >= 0)
@@ -71,6 +71,8 @@ def draw_from_tiles(
         log_most = tl.where(most_left > 0, tl.log(tl.where(most_left > 0, most_left, 1.0)), MINUS_INF)
         bounds = tl.minimum(log_masses + tl.log(prefix * per_mass), log_most) + noise
         best = race_of_leftovers(rows, drafts, refused, law, noises, row, bounds, T, TILES)
+        # A law of few tokens may be broken where the row keeps none.
+        best = tl.where(q_shift == q_shift, best, -1)
         from_q = best >= 0
         residual = from_q
         if best < 0:

@@ -96,11 +96,7 @@ def law_kernel(
     cut_value, cut_id = tl.full([], float("-inf"), tl.float32), tl.full([], -1, tl.int32)
     token, path = tl.full([], -1, tl.int32), tl.full([], -1, tl.int32)
     if finished:
-        status = tl.load(drawn.status + row).to(tl.int32)
-        row_max = tl.load(summary.floats + row).to(tl.float32)
-        mass = tl.exp(tl.load(summary.floats + summary.num_rows + row).to(tl.float32))
-        cut_value, cut_id = tl.load(summary.cut_value + row), tl.load(summary.cut_id + row)
-        path = tl.load(summary.path + row)
+        status, row_max, mass, cut_value, cut_id, path = _law_of_finish(drawn, summary, row)
         sums = tl.zeros_like(maxima)
         if (method == COUPLED) | alone:
             token = tl.load(drawn.token_ids + row).to(tl.int32)
@@ -113,12 +109,7 @@ def law_kernel(
             _put_raw_law(rows, states, tiles, summary, state, row, at, exists, maxima, sums)
         if refused >= 0:
             maxima, sums = without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums)
-        row_max, mass = _maximum_and_mass(maxima, sums, scale)
-        status = tl.where(mass != mass, _NONFINITE, tl.where(row_max == MINUS_INF, _EMPTY, 0))
-        tl.store(summary.floats + row, row_max)
-        tl.store(summary.floats + summary.num_rows + row, tl.log(mass))
-        tl.store(summary.cut_value + row, cut_value)
-        tl.store(summary.cut_id + row, cut_id)
+        status, row_max, mass = _put_law_of_tiles(summary, row, maxima, sums, scale)
         if temperature == 0:
             token = _first_token(rows, refused, row, row_max, tl.min(tl.where(maxima == row_max, tile, LAST_ID)))
 
@@ -126,7 +117,7 @@ def law_kernel(
     p = p_at_draft(x, draft, row_max, mass, temperature, cut_value, cut_id)
     ratio = tl.where(p == 0, 0.0, p / q)
     hit = accepts(methods, method, temperature, column, draft, token, ratio, coin)
-    # Of what `block` draws depends on the drafts before.
+    # What `block` leaves of a row depends on the drafts before it.
     is_open = (method == BLOCK) & (line >= 0)
     tl.store(verified.status + row, status)
     tl.store(summary.rank + row, 0)
@@ -200,6 +191,28 @@ def _masses_without(rows, refused, law, temperature, scale, row, token, tile, lo
     mass = tl.max(tile_sums(x, maximum, scale))
     log_mass, _z = log_tile_masses(tl.max(maximum), mass, row_max, temperature, WIDE)
     return tl.where(tile == token // TILE, log_mass, log_masses)
+
+
+@triton.jit
+def _law_of_finish(drawn, summary, row):
+    """Status, maximum, mass, cut and path of a row that the finish has cut or drawn for."""
+    status = tl.load(drawn.status + row).to(tl.int32)
+    row_max = tl.load(summary.floats + row).to(tl.float32)
+    mass = tl.exp(tl.load(summary.floats + summary.num_rows + row).to(tl.float32))
+    cut_value, cut_id = tl.load(summary.cut_value + row), tl.load(summary.cut_id + row)
+    return status, row_max, mass, cut_value, cut_id, tl.load(summary.path + row)
+
+
+@triton.jit
+def _put_law_of_tiles(summary, row, maxima, sums, scale):
+    """Status, maximum and mass of a row that is not cut; stores what logprobs ask for."""
+    row_max, mass = _maximum_and_mass(maxima, sums, scale)
+    status = tl.where(mass != mass, _NONFINITE, tl.where(row_max == MINUS_INF, _EMPTY, 0))
+    tl.store(summary.floats + row, row_max)
+    tl.store(summary.floats + summary.num_rows + row, tl.log(mass))
+    tl.store(summary.cut_value + row, float("-inf"))
+    tl.store(summary.cut_id + row, -1)
+    return status, row_max, mass
 
 
 @triton.jit

@@ -166,6 +166,26 @@ def test_blocks_of_which_several_rows_may_be_the_last() -> None:
     assert len(expected.num_accepted.unique()) > 2
 
 
+@pytest.mark.parametrize("left", [range(20, 24), range(1300, 1304), range(2300, 2304)])
+def test_what_is_left_of_a_row_lies_in_one_of_the_parts_that_are_weighed(left: range) -> None:
+    # 2,400 ids are three of them, and what is left of each bounds its tiles: P_1 = 0.8, h_1 = 2/3 and P_2 is hardly 0.
+    v, requests, elsewhere = 2400, 8, 700
+    fast, exact = verifiers(v, [SamplingParams(seed=r) for r in range(requests)], ["block"] * requests)
+    logits, q = torch.zeros(requests, 3, v), torch.zeros(requests, K, v)
+    q[:, 0, 7] = np.log(1.25)
+    logits[:, 1], q[:, 1] = -30, -30
+    logits[:, 1, list(left)] = np.log(1 / 4)
+    logits[:, 1, elsewhere] = 0
+    q[:, 1, [5, elsewhere]] = 0
+    drafts = torch.tensor([7, 5, -1, -1]).repeat(requests, 1)
+    given = logits.flatten(0, 1), rows_of(drafts, [2] * requests), drafts, q
+    got, expected = fast(*given), exact(*given)
+    assert not different(got, expected).any()
+    drawn = expected.sampled_token_ids[expected.num_accepted == 1, 1]
+    assert len(drawn) > 2
+    assert set(drawn.tolist()) <= set(left)
+
+
 @pytest.mark.parametrize("top_k", [5, 200])
 def test_a_broken_law_of_tokens_that_the_row_does_not_keep(top_k: int) -> None:
     # Nothing that is kept looks broken, from a list or from tiles.
@@ -291,8 +311,8 @@ print(min(warm), later, len(launched))
 
 def test_nothing_is_compiled_after_the_warm_up() -> None:
     warm, later, launched = counted(COMPILATIONS)
-    # Scan and settle in eight forms at least.
-    assert warm >= 16
+    # Scan and laws in eight forms at least, a settle for each form of q.
+    assert warm >= 20
     assert later == 0
     assert launched > 1000
 

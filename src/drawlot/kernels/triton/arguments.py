@@ -118,7 +118,7 @@ class Tiles(NamedTuple):
     refused: Tensor | None = None
     """int32 [N]: a token that a constraint refuses although the scan saw it, -1 for none; None: there are none"""
     undrawn: Tensor | None = None
-    """int32 [N]: 1 where nobody asks for the row's token: it is only cut"""
+    """int32 [N]: 1 where nobody asks for the row's token, so that a list is only cut; None: all are asked for"""
 
 
 class Lists(NamedTuple):

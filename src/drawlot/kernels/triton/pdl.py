@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def follow(OVERLAP: tl.constexpr):
     """Wait for the kernel before this one, and let the next one be set up.
 
-    What comes before may read only what was there when the call's first kernel began, which waits for all before it.
+    What comes before may read only what was there when the scan began, which waits for all before it.
     """
     if OVERLAP:
         gdc_wait()

@@ -87,7 +87,8 @@ class Judged(NamedTuple):
     """float32 [N, parts]: of exp(logit - the part's maximum)"""
     parts: int
     maxima: Tensor
-    """float32 [N]: p = exp((value - maximum) scale) / mass of the tokens up to the cut"""
+    """float32 [N]: p = exp((value - maximum) scale) / mass of the tokens up to the cut; this and all to `cut_ids` of
+    rows of open requests alone"""
     masses: Tensor
     """float32 [N]"""
     scales: Tensor

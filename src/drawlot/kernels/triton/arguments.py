@@ -131,7 +131,7 @@ class Lists(NamedTuple):
     token_ids: Tensor
     """int32 [N, room]"""
     masses: Tensor
-    """float64 [N, room]: exp(z) of each"""
+    """int64 [N, room]: exp(z) 2^40 of each, in the order of their values"""
     width: int
     """T"""
     room: int

@@ -3,23 +3,27 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.listing import clear_list, comes_before, line_of, list_tokens, load_list, select_tiles
+from drawlot.kernels.triton.column_values import has_probability, law_of_row, load_as, result_of
+from drawlot.kernels.triton.listing import (
+    clear_list,
+    comes_before,
+    line_of,
+    list_tokens,
+    load_list,
+    select_tiles,
+    survey,
+)
 from drawlot.kernels.triton.pdl import follow
-from drawlot.kernels.triton.reduce import span
 from drawlot.kernels.triton.scan import raw_apart
 from drawlot.kernels.triton.slow_cut import cut_at_count
-from drawlot.kernels.triton.states import temperature_of
 from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
     MINUS_INF_ORDER,
     ids_of,
-    load_raw,
-    load_values,
     order_of,
 )
 
-_LARGEST = tl.constexpr(3.4028234663852886e38)
 _BLOCK = tl.constexpr(128)
 _CHUNK = tl.constexpr(32)
 
@@ -60,9 +64,9 @@ def columns_kernel(
         return
     tl.debug_barrier()
 
-    law = _law(states, summary, state, row, RAW)
+    law = law_of_row(states, summary, state, row, RAW)
     own = token + tl.arange(0, 1)
-    x = _load(rows, row, own, own >= 0, RAW)
+    x = load_as(rows, row, own, own >= 0, RAW)
     tl.store(ids + tl.arange(0, 1), own)
     tl.store(logprobs + tl.arange(0, 1), _result(x, own, law, RAW, LOGITS))
 
@@ -73,7 +77,7 @@ def columns_kernel(
             wanted.token_ids + state * wanted.num_token_ids + column, mask=column < wanted.num_token_ids, other=-1
         )
         asked = asked.to(tl.int32)
-        value = _load(rows, row, asked, asked >= 0, RAW)
+        value = load_as(rows, row, asked, asked >= 0, RAW)
         tl.store(ids + 1 + column, asked, mask=asked >= 0)
         tl.store(logprobs + 1 + column, _result(value, asked, law, RAW, LOGITS), mask=asked >= 0)
         start += _BLOCK
@@ -96,48 +100,11 @@ def columns_kernel(
 
 
 @triton.jit
-def _law(states, summary, state, row, RAW: tl.constexpr):
-    """maximum and log of the mass, temperature (float64), order and id of the last kept token."""
-    if RAW:
-        maximum = tl.load(summary.floats + 2 * summary.num_rows + row)
-        log_mass = tl.load(summary.floats + 3 * summary.num_rows + row)
-        temperature = maximum * 0 + 1
-        cut_order, cut_id = tl.full([], MINUS_INF_ORDER, tl.int32), tl.full([], -1, tl.int32)
-    else:
-        maximum = tl.load(summary.floats + row)
-        log_mass = tl.load(summary.floats + summary.num_rows + row)
-        temperature = temperature_of(states, state)
-        temperature = tl.where(temperature == 0, 1.0, temperature)
-        cut_order, cut_id = order_of(tl.load(summary.cut_value + row)), tl.load(summary.cut_id + row)
-    return maximum, log_mass, temperature, cut_order, cut_id
-
-
-@triton.jit
-def _load(rows, row, ids, mask, RAW: tl.constexpr):
-    if RAW:
-        x = load_raw(rows, row, ids, mask)
-    else:
-        x = load_values(rows, row, ids, mask)
-    return x
-
-
-@triton.jit
 def _result(x, ids, law, RAW: tl.constexpr, LOGITS: tl.constexpr):
-    """float32 logprob, or logit, of tokens of these values; -inf where nothing is kept."""
+    """float32; -inf where nothing is kept."""
     maximum, log_mass, temperature, _, _ = law
-    if LOGITS:
-        result = tl.minimum(tl.maximum(x.to(tl.float64) / temperature, -_LARGEST), _LARGEST)
-    else:
-        result = (x.to(tl.float64) - maximum) / temperature - log_mass
-    return tl.where(_kept(x, ids, law), result.to(tl.float32), MINUS_INF)
-
-
-@triton.jit
-def _kept(x, ids, law):
-    """Which tokens of these values have a probability."""
-    _, _, _, cut_order, cut_id = law
-    order = order_of(x)
-    return (x > MINUS_INF) & ((order > cut_order) | ((order == cut_order) & (ids <= cut_id)))
+    result = result_of(x, maximum, log_mass, temperature, RAW, LOGITS)
+    return tl.where(has_probability(x, ids, law), result, MINUS_INF)
 
 
 @triton.jit
@@ -162,8 +129,8 @@ def _put_top(
     tile = tl.arange(0, T)
     has_token = maxima > MINUS_INF
     orders = order_of(maxima)
-    highest, lowest, num_tiles = span(orders, tl.where(has_token, orders, LAST_ID), has_token.to(tl.int32))
-    line, _ = line_of(orders, has_token, lowest, highest, num_tiles, num_top)
+    found = survey(maxima, maxima != maxima)
+    line, _ = line_of(orders, has_token, found, num_top)
     cut_id = tl.where(line > cut_order, LAST_ID, cut_id)
     cut_order = tl.maximum(line, cut_order)
     selected = has_token & (orders >= cut_order)
@@ -175,7 +142,7 @@ def _put_top(
     if listed > ROOM:
         # Too many reach the line: the exact cut, which leaves num_top of them.
         cut_order64, cut_id = cut_at_count(
-            rows, row, num_top, MINUS_INF_ORDER + 1, highest.to(tl.int64) + 1, 0, RAW, TILES
+            rows, row, num_top, MINUS_INF_ORDER + 1, found[0].to(tl.int64) + 1, 0, RAW, TILES
         )
         cut_order = cut_order64.to(tl.int32)
         tl.debug_barrier()
@@ -212,8 +179,8 @@ def _count_before(rows, row, lists, maxima, x, token, law, RAW: tl.constexpr, T:
         slot = start + tl.arange(0, GATHER)
         tile = tl.load(lists.tile_ids + row * lists.width + slot, mask=slot < num_selected, other=0)
         ids = ids_of(tile)
-        values = _load(rows, row, ids, (slot < num_selected)[:, None], RAW)
-        before = comes_before(values, ids, x, token) & _kept(values, ids, law)
+        values = load_as(rows, row, ids, (slot < num_selected)[:, None], RAW)
+        before = comes_before(values, ids, x, token) & has_probability(values, ids, law)
         count += tl.sum(tl.sum(before.to(tl.int32), 1), 0)
         start += GATHER
     return count

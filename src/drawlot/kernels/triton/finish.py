@@ -4,10 +4,13 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.bracket import put_first_bracket
+from drawlot.kernels.triton.column_values import put_column, result_of
 from drawlot.kernels.triton.from_list import draw_from_list
+from drawlot.kernels.triton.listing import clear_list, survey
+from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.pdl import follow
-from drawlot.kernels.triton.race import race_in_tile, race_of_tiles
-from drawlot.kernels.triton.reduce import span, sum_of_masses
+from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
+from drawlot.kernels.triton.reduce import sum_of_masses
 from drawlot.kernels.triton.refused import without_refused
 from drawlot.kernels.triton.scan import raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, temperature_of
@@ -26,6 +29,7 @@ from drawlot.outputs import RowStatus
 
 _NONFINITE, _EMPTY = tl.constexpr(int(RowStatus.NONFINITE)), tl.constexpr(int(RowStatus.EMPTY_SUPPORT))
 _SKIPPED = tl.constexpr(int(RowStatus.SKIPPED))
+_NO_TOKEN = tl.constexpr(-1)
 
 
 @triton.jit
@@ -36,88 +40,125 @@ def finish_kernel(
     lists,
     whole,
     wanted,
+    columns,
     drawn,
     summary,
     RAW: tl.constexpr,
+    LOGITS: tl.constexpr,
     WIDE: tl.constexpr,
     T: tl.constexpr,
     ROOM: tl.constexpr,
     GATHER: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: one row. T: power of two >= number of tiles; ROOM: tokens of a list; GATHER: tiles read at a time."""
+    """Program: one row. T: power of two >= number of tiles; ROOM: tokens of a list; GATHER: tiles read at a time.
+
+    columns: of rows with one column, which need no launch of their own; None: another launch fills them. RAW, LOGITS:
+    what they hold, as for `columns_kernel`.
+    """
     row = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, T)
     at = row * tiles.stride + tile
     exists = tile < rows.num_tiles
-    follow(OVERLAP)
+    clear_list(lists, row, ROOM)
+    if tiles.undrawn is not None:
+        # Then the scan writes which rows there are.
+        follow(OVERLAP)
+    state = tl.load(states.index + row)
+    is_row = state >= 0
+    state = tl.maximum(state, 0)
+    temperature, key = temperature_of(states, state), noise_key(states, state, row)
+    top_k, top_p, min_p = filters_of(states, state)
+    filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    wants = is_row & False
+    if wanted is not None:
+        wants = is_row & (tl.load(wanted.wanted + state) != 0)
+        if columns is not None:
+            put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, wants == 0)
+    noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
+    if filtered == 0:
+        noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
+    if tiles.undrawn is None:
+        follow(OVERLAP)
+        draws = is_row
+    else:
+        draws = tl.load(tiles.undrawn + row) == 0
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
-    state = tl.load(states.index + row)
-    if state < 0:
-        put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0, 0.0, 0.0)
+    if is_row == 0:
+        put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0.0, 0.0)
+        tl.store(summary.rank + row, 0)
         return
-    draws = state >= 0
-    if tiles.undrawn is not None:
-        draws = tl.load(tiles.undrawn + row) == 0
     if tiles.refused is not None:
         refused = tl.load(tiles.refused + row)
         if refused >= 0:
             maxima, sums = without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums)
             tl.debug_barrier()
-    temperature = temperature_of(states, state)
-    top_k, top_p, min_p = filters_of(states, state)
 
     orders = order_of(maxima)
-    has_token = maxima > MINUS_INF
     # A bad tile is above all others.
-    highest, lowest, num_tiles = span(
-        tl.where(sums != sums, LAST_ID, orders), tl.where(has_token, orders, LAST_ID), has_token.to(tl.int32)
-    )
-    if highest == LAST_ID:
-        put(drawn, summary, row, -1, _NONFINITE, NO_TOKEN, 0, 0.0, 0.0)
-        return
-    if num_tiles == 0:
-        put(drawn, summary, row, -1, _EMPTY, NO_TOKEN, 0, 0.0, 0.0)
+    found = survey(maxima, sums != sums)
+    highest, lowest, num_tiles, _, _ = found
+    if (highest == LAST_ID) | (num_tiles == 0):
+        put(drawn, summary, row, -1, tl.where(highest == LAST_ID, _NONFINITE, _EMPTY), NO_TOKEN, 0.0, 0.0)
+        tl.store(summary.rank + row, 0)
+        if columns is not None:
+            put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, wants)
         return
 
     row_max = value_of(highest)
+    raw_log_mass = row_max
     if tiles.raw_sums is not None:
-        _put_raw_mass(rows, states, tiles, summary, state, row, at, exists, maxima, sums, row_max)
+        raw_log_mass = _put_raw_mass(rows, states, tiles, summary, state, row, at, exists, maxima, sums, row_max)
+    is_known = is_row
+    if RAW:
+        # Edits move tokens of raw logits: their ranks are to be counted.
+        is_known = is_edited(rows, row) == 0
     if temperature == 0:
         best = tl.min(tl.where(orders == highest, tile, LAST_ID))
         ids = best * TILE + tl.arange(0, TILE)
         token = tl.min(tl.where(load_values(rows, row, ids, ids >= 0) == row_max, ids, LAST_ID))
         put_cut(summary, row, MINUS_INF, -1)
-        put(drawn, summary, row, token, 0, GREEDY, 1, row_max, log_row_mass(maxima, sums, row_max))
-        _ask_for_rank(rows, tiles, whole, wanted, summary, state, row, False, RAW)
+        log_mass = log_row_mass(maxima, sums, row_max)
+        put(drawn, summary, row, token, 0, GREEDY, row_max, log_mass)
+        if columns is None:
+            tl.store(summary.rank + row, 1)
+        else:
+            logprob = result_of(row_max, row_max, raw_log_mass if RAW else log_mass, temperature, RAW, LOGITS)
+            put_column(columns, row, token, logprob, 1, wants & is_known)
+        if wants & (is_known == 0):
+            _ask_for_rank(tiles, whole, columns, summary, row)
         return
 
-    filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
     # A row whose filters keep everything draws as one without filters, to the bit: where its tokens fit, both list.
     done = False
     if (filtered & (top_k <= ROOM)) | (num_tiles <= ROOM):
         done = draw_from_list(
             rows,
-            states,
             lists,
             drawn,
             summary,
-            state,
             row,
             maxima,
             sums,
-            lowest,
-            highest,
-            num_tiles,
+            found,
+            temperature,
+            (top_k, top_p, min_p),
+            key,
             draws,
+            columns,
+            wants & is_known,
+            raw_log_mass,
+            RAW,
+            LOGITS,
             WIDE,
             T,
             ROOM,
             GATHER,
         )
     if done:
-        _ask_for_rank(rows, tiles, whole, wanted, summary, state, row, False, RAW)
+        if wants & (is_known == 0):
+            _ask_for_rank(tiles, whole, columns, summary, row)
         return
     if filtered:
         slot = tl.atomic_add(tiles.control + COUNT, 1)
@@ -131,23 +172,25 @@ def finish_kernel(
         tl.store(summary.path + row, WHOLE)
         tl.store(summary.rank + row, 0)
     else:
-        key = noise_key(states, state, row)
-        best, mass = race_of_tiles(maxima, sums, row_max, temperature, key, T, WIDE)
+        best, mass = race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE)
         token = race_in_tile(rows, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
         put_cut(summary, row, MINUS_INF, -1)
-        put(drawn, summary, row, token, 0, TILES, 0, row_max, tl.log(mass))
-    _ask_for_rank(rows, tiles, whole, wanted, summary, state, row, True, RAW)
+        put(drawn, summary, row, token, 0, TILES, row_max, tl.log(mass))
+        tl.store(summary.rank + row, 0)
+    if wants:
+        _ask_for_rank(tiles, whole, columns, summary, row)
 
 
 @triton.jit
-def _ask_for_rank(rows, tiles, whole, wanted, summary, state, row, unknown, RAW: tl.constexpr):
-    """Leaves a rank to be counted where it is wanted and not known: edits move tokens of raw logits."""
-    if wanted is not None:
-        if RAW:
-            unknown = unknown | is_edited(rows, row)
-        if unknown & (tl.load(wanted.wanted + state) != 0):
-            tl.store(whole.rank_rows + tl.atomic_add(tiles.control + COUNT_OF_RANKS, 1), row)
-            tl.store(summary.rank + row, 1)
+def _ask_for_rank(tiles, whole, columns, summary, row):
+    """Leaves a rank, and an only column, to the programs that count over whole rows."""
+    tl.store(whole.rank_rows + tl.atomic_add(tiles.control + COUNT_OF_RANKS, 1), row)
+    if columns is None:
+        # Another thread may have stored a rank.
+        tl.debug_barrier()
+        tl.store(summary.rank + row, 1)
+    else:
+        tl.store(columns.ranks + row, 1)
 
 
 @triton.jit
@@ -158,10 +201,12 @@ def log_row_mass(maxima, sums, row_max):
 
 @triton.jit
 def _put_raw_mass(rows, states, tiles, summary, state, row, at, exists, maxima, sums, row_max):
-    """Stores maximum and mass of the raw logits."""
+    """Stores maximum and log of the mass of the raw logits, and returns this."""
     if raw_apart(rows, states, state, row):
         maxima = tl.load(tiles.raw_maxima + at, mask=exists, other=MINUS_INF)
         sums = tl.load(tiles.raw_sums + at, mask=exists, other=0.0)
         row_max = tl.max(maxima)
+    log_mass = log_row_mass(maxima, sums, row_max)
     tl.store(summary.floats + 2 * summary.num_rows + row, row_max)
-    tl.store(summary.floats + 3 * summary.num_rows + row, log_row_mass(maxima, sums, row_max))
+    tl.store(summary.floats + 3 * summary.num_rows + row, log_mass)
+    return log_mass

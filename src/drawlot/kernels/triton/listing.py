@@ -3,42 +3,94 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.reduce import sum_two
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF_ORDER, ids_of, load_raw, load_values, value_of
+from drawlot.kernels.triton.reduce import span_and_moments, sum_two
+from drawlot.kernels.triton.values import (
+    LAST_ID,
+    MINUS_INF,
+    MINUS_INF_ORDER,
+    TILE,
+    ids_of,
+    load_raw,
+    load_values,
+    order_of,
+    value_of,
+)
 
 _SLACK = tl.constexpr(12)
+_SCALE_OF_GUMBEL = tl.constexpr(6**0.5 / 3.141592653589793)
+"""Of one with deviation 1"""
+_MEAN_OF_GUMBEL = tl.constexpr(0.5772156649015329)
+"""Of one with mode 0 and scale 1"""
 _COUNT_BITS = tl.constexpr(16)
 _SECOND = tl.constexpr(1 << 16)
 
 
 @triton.jit
-def line_of(orders, exists, smallest, largest, num, need):
+def survey(x, is_bad):
+    """What a line is drawn by: highest and lowest order of the finite values [M], their number, mean and deviation.
+
+    is_bad: their maximum is LAST_ID then, above all orders.
+    """
+    exists = x > MINUS_INF
+    orders = order_of(x)
+    finite = tl.where(exists, x, 0.0)
+    highest, lowest, num, total, squares = span_and_moments(
+        tl.where(is_bad, LAST_ID, orders), tl.where(exists, orders, LAST_ID), exists.to(tl.int32), finite
+    )
+    mean = total / num
+    return highest, lowest, num, mean, tl.sqrt(tl.maximum(squares / num - mean * mean, 0.0))
+
+
+@triton.jit
+def line_of(orders, exists, found, need):
     """A line (int32, an order) that at least `need` of the orders reach, and few more; all do if they are fewer.
 
     The k-th largest tile maximum is such a line for k tokens, since a tile's maximum is a token. It is found to within
-    a few tiles, by counting above four pivots a round.
+    a few tiles, by counting above four pivots a round. The first are quantiles of a Gumbel law, which maxima of many
+    values have (Fisher and Tippett, 1928): mostly one round does.
 
-    orders: int32 [M]; exists: which count; smallest, largest and num (int32): of those; need: int32. Returns the line,
-    and how many reach it.
+    orders: int32 [M]; exists: which count; found: what `survey` says of them; need: int32. Returns the line, and how
+    many reach it.
     """
+    highest, lowest, num, mean, deviation = found
     reach = num
-    low = tl.where(num < need, -LAST_ID, smallest)
-    high = largest + 1
+    low = tl.where(num < need, -LAST_ID, lowest)
+    high = highest + 1
+    pivots = _likely_lines(mean, deviation, need.to(tl.float32) / num, low, high)
     while (reach > need + _SLACK) & (high != low + 1):
-        # Orders of either sign: their distance needs all 32 bits.
-        step = tl.maximum(((high - low).to(tl.uint32) // 5).to(tl.int32), 1)
-        lower = _reaches(orders, low + step, low + 2 * step, exists)
-        upper = _reaches(orders, low + 3 * step, low + 4 * step, exists)
+        lower = _reaches(orders, pivots[0], pivots[1], exists)
+        upper = _reaches(orders, pivots[2], pivots[3], exists)
         lower, upper = sum_two(lower, upper)
-        first = low
         for i in tl.static_range(4):
             count = ((lower if i < 2 else upper) >> (i % 2) * _COUNT_BITS) & 0xFFFF
-            pivot = first + (i + 1) * step
             enough = count >= need
-            low = tl.where(enough, pivot, low)
+            low = tl.where(enough, pivots[i], low)
             reach = tl.where(enough, count, reach)
-            high = tl.where(enough, high, tl.minimum(high, pivot))
+            high = tl.where(enough, high, tl.minimum(high, pivots[i]))
+        # Orders of either sign: their distance needs all 32 bits.
+        step = tl.maximum(((high - low).to(tl.uint32) // 5).to(tl.int32), 1)
+        pivots = low + step, low + 2 * step, low + 3 * step, low + 4 * step
     return low, reach
+
+
+@triton.jit
+def _likely_lines(mean, deviation, share, low, high):
+    """Four orders, ascending, between low and high: above them should lie little more or less than a share."""
+    scale = deviation * _SCALE_OF_GUMBEL
+    mode, log_share = mean - scale * _MEAN_OF_GUMBEL, tl.log(share)
+    return (
+        _likely_line(mode, scale, log_share, share, 1.7, 0.5306, low, high),
+        _likely_line(mode, scale, log_share, share, 1.25, 0.2231, low, high),
+        _likely_line(mode, scale, log_share, share, 1.1, 0.0953, low, high),
+        _likely_line(mode, scale, log_share, share, 0.95, -0.0513, low, high),
+    )
+
+
+@triton.jit
+def _likely_line(mode, scale, log_share, share, times: tl.constexpr, log_times: tl.constexpr, low, high):
+    # log(-log(1 - s)) is near log(s) + s / 2.
+    quantile = mode - scale * (log_share + log_times + share * (times / 2))
+    return tl.minimum(tl.maximum(order_of(quantile), low + 1), high - 1)
 
 
 @triton.jit
@@ -64,20 +116,35 @@ def clear_list(lists, row, ROOM: tl.constexpr):
 
 
 @triton.jit
-def _side_by_side(first, inside):
+def _side_by_side(at):
     """Where tokens are stored. Neighbours are not side by side, but only so does the compiler keep a block's layout.
 
     The mask, which is of single tokens, keeps it from storing two at once. Nothing else may be computed from these
     places: the compiler would compute it for four of them at once.
     """
-    return tl.multiple_of(tl.max_contiguous(first[:, None] + inside, [1, 4]), [1, 4])
+    return tl.multiple_of(tl.max_contiguous(at, [1, 4]), [1, 4])
+
+
+@triton.jit
+def _load_tiles(rows, row, lists, start, num_selected, RAW: tl.constexpr, TILES: tl.constexpr):
+    """Selected tiles from a place on, int32 [TILES], and their values [TILES, 128], -inf after the last one."""
+    slot = start + tl.arange(0, TILES)
+    exists = slot < num_selected
+    tile = tl.load(lists.tile_ids + row * lists.width + slot, mask=exists, other=0)
+    if RAW:
+        x = load_raw(rows, row, ids_of(tile), exists[:, None])
+    else:
+        x = load_values(rows, row, ids_of(tile), exists[:, None])
+    return tile, x
 
 
 @triton.jit
 def list_tokens(
     rows, row, lists, num_selected, cut_order, cut_id, RAW: tl.constexpr, ROOM: tl.constexpr, TILES: tl.constexpr
 ):
-    """Lists the tokens of the selected tiles that are not after (cut_order, cut_id), ascending by id.
+    """Lists the tokens of the selected tiles that are not after (cut_order, cut_id).
+
+    Ascending by id but for four neighbours, which stand in the order of tokens.
 
     Returns how many tokens there are, counting on to the block where the room ends. A barrier must follow before the
     list is read.
@@ -86,28 +153,41 @@ def list_tokens(
     cut_value = value_of(tl.maximum(cut_order, MINUS_INF_ORDER + 1))
     listed = 0
     start = 0
+    next_tile, next_x = _load_tiles(rows, row, lists, start, num_selected, RAW, TILES)
     while (start < num_selected) & (listed <= ROOM):
-        slot = start + tl.arange(0, TILES)
-        exists = slot < num_selected
-        tile = tl.load(lists.tile_ids + row * lists.width + slot, mask=exists, other=0)
+        slot, tile, x = start + tl.arange(0, TILES), next_tile, next_x
+        start += TILES
+        if start < num_selected:
+            # While these are listed.
+            next_tile, next_x = _load_tiles(rows, row, lists, start, num_selected, RAW, TILES)
         ids = ids_of(tile)
-        if RAW:
-            x = load_raw(rows, row, ids, exists[:, None])
-        else:
-            x = load_values(rows, row, ids, exists[:, None])
         kept = x >= cut_value
         if cut_id != LAST_ID:
             kept = kept & ((x != cut_value) | (ids <= cut_id))
-        number = kept.to(tl.int32)
-        of_tile = tl.sum(number, 1)
-        first = listed + tl.cumsum(of_tile, 0) - of_tile
-        inside = tl.cumsum(number, 1) - number
-        fits = kept & (inside < ROOM - first[:, None])
-        at = _side_by_side(first, inside)
-        tl.store(lists.token_values + row * lists.room + at, x, mask=fits)
-        tl.store(lists.token_ids + row * lists.room + at, ids, mask=fits)
-        listed += tl.sum(of_tile)
-        start += TILES
+        x = tl.where(kept, x, MINUS_INF).reshape(TILES, TILE // 4, 4)
+        ids = ids.reshape(TILES, TILE // 4, 4)
+        of_four = tl.sum((x > MINUS_INF).to(tl.int32), 2)
+        before = tl.cumsum(of_four, 1) - of_four
+        is_crowded = (of_four > 1).to(tl.int32)
+        of_tile = tl.sum(of_four + (is_crowded << _COUNT_BITS), 1)
+        until = tl.sum(tl.where(slot[:, None] <= slot[None, :], of_tile[:, None], 0), 0)
+        num, num_crowded = tl.max(until) & 0xFFFF, tl.max(until) >> _COUNT_BITS
+        first = listed + (until & 0xFFFF)[:, None] - (of_tile & 0xFFFF)[:, None]
+        # Of four neighbours seldom more than one is kept.
+        taken, most = 0, tl.where(num_crowded > 0, 4, 1)
+        while taken < most:
+            value = tl.max(x, 2)
+            token = tl.min(tl.where(x == value[:, :, None], ids, LAST_ID), 2)
+            # The hint keeps a warp's layout.
+            at = tl.max_contiguous(first + before, [1, 2])
+            fits = (of_four > taken) & (before < ROOM - first)
+            tl.store(lists.token_values + row * lists.room + at, value, mask=fits)
+            tl.store(lists.token_ids + row * lists.room + at, token, mask=fits)
+            taken += 1
+            if taken < most:
+                x = tl.where(ids == token[:, :, None], MINUS_INF, x)
+                before += 1
+        listed += num
     return listed
 
 
@@ -122,7 +202,7 @@ def append_between(whole, row, x, ids, low, high, ROOM: tl.constexpr):
         first = tl.atomic_add(whole.listed + row, count) + tl.cumsum(of_tile, 0) - of_tile
         inside = tl.cumsum(number, 1) - number
         fits = kept & (inside < ROOM - first[:, None])
-        at = _side_by_side(first, inside)
+        at = _side_by_side(first[:, None] + inside)
         tl.store(whole.token_values + row * ROOM + at, x, mask=fits)
         tl.store(whole.token_ids + row * ROOM + at, ids, mask=fits)
 

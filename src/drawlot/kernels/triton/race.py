@@ -52,13 +52,15 @@ def log_tile_masses(maxima, sums, row_max, temperature, WIDE: tl.constexpr):
 
 
 @triton.jit
-def race_of_tiles(maxima, sums, row_max, temperature, key, T: tl.constexpr, WIDE: tl.constexpr):
+def race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE: tl.constexpr):
     """The winning tile, and the row's mass (float32).
 
-    maxima, sums: float32 [T], of kept tokens, the sums relative to the tile's maximum; 0 for a tile that keeps none.
+    maxima, sums: float32 [T], of kept tokens, the sums relative to the tile's maximum; 0 for a tile that keeps none;
+    noise: of the tiles.
     """
     log_mass, shift = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
-    best = race_of_range(0, log_mass, key, TARGET_TILE, T, WIDE)
+    tile = tl.arange(0, log_mass.shape[0])
+    best, _ = first_largest(log_mass + noise, tile, tile)
     return best, sum_of_masses(sums * tl.exp(shift.to(tl.float32)))
 
 

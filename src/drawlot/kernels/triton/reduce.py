@@ -11,6 +11,14 @@ _ONE_BY_ONE = tl.constexpr(runtime.interpret)
 
 
 @triton.jit
+def _rows(block):
+    """Lines that a warp of 8 has to itself, for whose integers one instruction does."""
+    N: tl.constexpr = block.shape[0]
+    LINE: tl.constexpr = 128 if N >= 1024 else (N // 8 if N >= 256 else (32 if N >= 32 else N))
+    return block.reshape(N // LINE, LINE)
+
+
+@triton.jit
 def span(largest, smallest, count):
     """Maximum, minimum and sum of three int32 blocks."""
     if _ONE_BY_ONE:
@@ -23,6 +31,23 @@ def span(largest, smallest, count):
 @triton.jit
 def _span(a_largest, a_smallest, a_count, b_largest, b_smallest, b_count):
     return tl.maximum(a_largest, b_largest), tl.minimum(a_smallest, b_smallest), a_count + b_count
+
+
+@triton.jit
+def span_and_moments(largest, smallest, count, x):
+    """As `span`, and the sums of x [N] (float32) and of its squares."""
+    if _ONE_BY_ONE:
+        result = tl.max(largest), tl.min(smallest), tl.sum(count), tl.sum(x), tl.sum(x * x)
+    else:
+        high, low, num = tl.max(_rows(largest), 1), tl.min(_rows(smallest), 1), tl.sum(_rows(count), 1)
+        total, squares = tl.sum(_rows(x), 1), tl.sum(_rows(x * x), 1)
+        result = tl.reduce((high, low, num, total, squares), 0, _span_and_moments)
+    return result
+
+
+@triton.jit
+def _span_and_moments(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
+    return tl.maximum(a0, b0), tl.minimum(a1, b1), a2 + b2, a3 + b3, a4 + b4
 
 
 _FIXED_POINT = tl.constexpr(2.0**40)
@@ -40,7 +65,7 @@ def sum_two(first, second):
     if _ONE_BY_ONE:
         result = tl.sum(first), tl.sum(second)
     else:
-        result = tl.reduce((first, second), 0, _sum_two)
+        result = tl.reduce((tl.sum(_rows(first), 1), tl.sum(_rows(second), 1)), 0, _sum_two)
     return result
 
 
@@ -69,6 +94,23 @@ def first_largest(key, token, payload):
     """The token with the largest key, the lower one among equals, and its payload; int32 both."""
     _, winner, payload = largest(key, token, payload)
     return winner, payload
+
+
+@triton.jit
+def winner_of(key, token):
+    """The token (int32) with the largest key, the lower one among equals; LAST_ID if all keys are -inf."""
+    if _ONE_BY_ONE:
+        highest = tl.max(key)
+        result = tl.min(tl.where((key == highest) & (key > MINUS_INF), token, LAST_ID))
+    else:
+        _, result = tl.reduce((key, token), 0, _winner)
+    return result
+
+
+@triton.jit
+def _winner(a_key, a_token, b_key, b_token):
+    a_wins = (a_key > b_key) | ((a_key == b_key) & (a_token < b_token))
+    return tl.where(a_wins, a_key, b_key), tl.where(a_wins, a_token, b_token)
 
 
 @triton.jit
@@ -123,27 +165,6 @@ def _best_two(a_key, a_token, a_next, a_next_token, b_key, b_token, b_next, b_ne
         tl.maximum(loser, after),
         tl.where(loser_is_next, losing_token, after_token),
     )
-
-
-@triton.jit
-def total_and_last(mass, kept, rank, value, token):
-    """The kept tokens' mass, and value and id of the one with the largest rank; at least one is kept."""
-    mass = tl.where(kept, mass, 0.0)
-    rank = tl.where(kept, rank, -1)
-    if _ONE_BY_ONE:
-        last = kept & (rank == tl.max(rank))
-        result = tl.sum(mass), tl.max(tl.where(last, value, MINUS_INF)), tl.min(tl.where(last, token, LAST_ID))
-    else:
-        total, _, value, token = tl.reduce((mass, rank, value, token), 0, _total_and_last)
-        result = total, value, token
-    return result
-
-
-@triton.jit
-def _total_and_last(a_mass, a_rank, a_value, a_token, b_mass, b_rank, b_value, b_token):
-    a_last = a_rank > b_rank
-    rank = tl.maximum(a_rank, b_rank)
-    return a_mass + b_mass, rank, tl.where(a_last, a_value, b_value), tl.where(a_last, a_token, b_token)
 
 
 @triton.jit

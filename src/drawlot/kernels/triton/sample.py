@@ -6,7 +6,7 @@ from torch import Tensor
 
 from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SampledRows
 from drawlot.kernels.triton.all_tokens import put_many_top_tokens
-from drawlot.kernels.triton.arguments import Drawn, States, Wanted
+from drawlot.kernels.triton.arguments import Columns, Drawn, States, Wanted
 from drawlot.kernels.triton.finish import finish_kernel
 from drawlot.kernels.triton.launch import Launch, pack
 from drawlot.kernels.triton.logprobs import launch_of_columns
@@ -14,6 +14,7 @@ from drawlot.kernels.triton.scan import scan_kernel
 from drawlot.kernels.triton.whole_rows import whole_rows_kernel
 from drawlot.kernels.triton.workspace import (
     FINISH_REGISTERS,
+    FINISH_WARPS,
     GATHER,
     LONG_ROOM,
     NUM_WARPS,
@@ -43,21 +44,41 @@ def sample_rows(
         work = Workspace.of(n, rows.num_tiles, device, raw=raw)
         asked = None if wanted is None else wanted_of(wanted)
         packed = pack(rows), pack(states)
-        for launch in launches_of_draw(work, rows.num_tiles, asked, drawn, wide=wide):
+        mode = "raw_logprobs" if wanted is None else wanted.mode
+        for launch in launches_of_draw(work, rows.num_tiles, asked, columns, mode, drawn, wide=wide):
             launch(n, *packed)
-        if wanted is not None and asked is not None and columns is not None:
+        if wanted is not None and asked is not None and columns is not None and columns.count > 1:
             launch_of_columns(work, asked, drawn, columns, wanted.mode)(n, *packed)
             put_many_top_tokens(rows, states, wanted, drawn, work.summary, columns)
     return SampledRows(drawn.token_ids, drawn.status, None if columns is None else columns[:3])
 
 
 def launches_of_draw(
-    work: Workspace, num_tiles: int, wanted: Wanted | None, drawn: Drawn, *, wide: bool
+    work: Workspace,
+    num_tiles: int,
+    wanted: Wanted | None,
+    columns: Columns | None,
+    mode: str,
+    drawn: Drawn,
+    *,
+    wide: bool,
 ) -> list[Launch]:
-    """What draws the tokens of rows; each launch is given the rows and their states."""
+    """What draws the tokens of rows; each launch is given the rows and their states.
+
+    Args:
+        work: Scratch.
+        num_tiles: Of a row.
+        wanted: Which rows want logprobs; None: nobody does.
+        columns: Where they go. A drawn token's only column is filled here, by the way; more take a launch of their own.
+        mode: Of the logprobs.
+        drawn: Where tokens and status go.
+        wide: Float64 noise.
+    """
     num_blocks, num_parts = triton.cdiv(num_tiles, SCAN_TILES), triton.cdiv(num_tiles, WHOLE_TILES)
     num_programs = programs_together(drawn.status.device)
     raw = work.tiles.raw_sums is not None
+    only_column = columns if columns is not None and columns.count == 1 else None
+    logits = mode.endswith("logits")
     # Noise has the bits of `rng` only without fused multiply-add.
     how = {"OVERLAP": overlaps(drawn.status.device), "enable_fp_fusion": False}
     follow = {"num_warps": NUM_WARPS, "launch_pdl": how["OVERLAP"]}
@@ -79,27 +100,31 @@ def launches_of_draw(
             work.lists,
             work.whole,
             wanted,
+            only_column,
             drawn,
             work.summary,
             RAW=raw,
+            LOGITS=logits,
             WIDE=wide,
             T=work.tile_block,
             ROOM=ROOM,
             GATHER=GATHER,
             maxnreg=FINISH_REGISTERS,
             **how,
-            **follow,
+            **(follow | {"num_warps": FINISH_WARPS}),
         ),
         Launch(
             whole_rows_kernel,
             lambda n: num_programs,
             work.tiles,
             work.whole,
+            only_column,
             drawn,
             work.summary,
             num_programs,
             num_parts,
             RAW=raw,
+            LOGITS=logits,
             WIDE=wide,
             T=work.tile_block,
             PARTS=triton.next_power_of_2(num_parts),

@@ -123,7 +123,7 @@ class StepSampler:
         zero, one = (torch.full((1,), number, dtype=torch.int64, device=self._floats.device) for number in (0, 1))
         rows = LogitsRows(zero, zero, zero, zero, zero, zero)
         edits = RequestEdits((0,), (), (), 0, {}, 1.0, 0.0, 0.0, (), (), ((0, 0),), looks_back=True)
-        for request_edits, num_top in product((None, edits), (None, 0)):
+        for request_edits, num_top in product((None, edits), (None, 0, 1)):
             self.add_request(0, Request(0.0, 1.0, 0.0, 0, 0, 0, num_top, (), request_edits))
             for mask in (None,) if bitmask is None else (None, bitmask[:1]):
                 self.sample(logits[:1], rows, mask)
@@ -189,7 +189,7 @@ class StepSampler:
         )
         if num_columns == 0:
             work = work._replace(tiles=work.tiles._replace(raw_maxima=None, raw_sums=None))
-            launches = launches_of_draw(work, self._num_tiles, None, drawn, wide=self._wide)
+            launches = launches_of_draw(work, self._num_tiles, None, None, self._mode, drawn, wide=self._wide)
             return _Plan(next(self._serials), launches, drawn, None, {})
         columns = Columns(
             torch.empty(n * num_columns, dtype=torch.int64, device=device),
@@ -197,8 +197,9 @@ class StepSampler:
             torch.empty(n, dtype=torch.int64, device=device),
             num_columns,
         )
-        launches = launches_of_draw(work, self._num_tiles, self._wanted, drawn, wide=self._wide)
-        launches.append(launch_of_columns(work, self._wanted, drawn, columns, self._mode))
+        launches = launches_of_draw(work, self._num_tiles, self._wanted, columns, self._mode, drawn, wide=self._wide)
+        if num_columns > 1:
+            launches.append(launch_of_columns(work, self._wanted, drawn, columns, self._mode))
         return _Plan(next(self._serials), launches, drawn, columns, {})
 
     def _write_token_ids(self, req_idx: int, ids: Sequence[int]) -> None:

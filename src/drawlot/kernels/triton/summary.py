@@ -11,12 +11,11 @@ COUNT, COUNT_OF_RANKS, ARRIVALS = (tl.constexpr(i) for i in range(3))
 
 
 @triton.jit
-def put(drawn, summary, row, token, status, path, rank, maximum, log_mass):
-    """Stores a row's token and summary, its cut apart."""
+def put(drawn, summary, row, token, status, path, maximum, log_mass):
+    """Stores a row's token and summary, its cut and rank apart."""
     tl.store(drawn.token_ids + row, token)
     tl.store(drawn.status + row, status)
     tl.store(summary.path + row, path)
-    tl.store(summary.rank + row, rank)
     tl.store(summary.floats + row, maximum)
     tl.store(summary.floats + summary.num_rows + row, log_mass)
 

@@ -4,16 +4,18 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.bracket import LOG2_E, min_p_line, narrow, put_reaches
+from drawlot.kernels.triton.column_values import law_of_row, load_as, result_of
 from drawlot.kernels.triton.cut_in_list import cut_in_list
 from drawlot.kernels.triton.listing import append_between, comes_before
+from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.pdl import follow
-from drawlot.kernels.triton.race import race_in_tile, race_of_tiles
+from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.scan import tile_sums
 from drawlot.kernels.triton.slow_cut import slow_cut
 from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, temperature_of
 from drawlot.kernels.triton.summary import ARRIVALS, COUNT, COUNT_OF_RANKS, WHOLE, put, put_cut
 from drawlot.kernels.triton.together import is_last, wait_for_all
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, load_raw, load_values, order_of, value_of
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, load_values, order_of, value_of
 
 
 @triton.jit
@@ -22,11 +24,13 @@ def whole_rows_kernel(
     states,
     tiles,
     whole,
+    columns,
     drawn,
     summary,
     num_programs,
     num_parts,
     RAW: tl.constexpr,
+    LOGITS: tl.constexpr,
     WIDE: tl.constexpr,
     T: tl.constexpr,
     PARTS: tl.constexpr,
@@ -36,7 +40,8 @@ def whole_rows_kernel(
 ):
     """All programs share the rows that the finish left, a part of TILES tiles at a time.
 
-    num_parts: of a row; PARTS: power of two >= num_parts; ROOM: tokens of a long list; RAW: ranks are of raw logits.
+    num_parts: of a row; PARTS: power of two >= num_parts; ROOM: tokens of a long list; columns, RAW, LOGITS: as
+    for `finish_kernel`.
     """
     follow(OVERLAP)
     first = tl.program_id(0)
@@ -80,7 +85,7 @@ def whole_rows_kernel(
     item = first
     while item < num_rank_items:
         row = tl.load(whole.rank_rows + item // num_parts).to(tl.int64)
-        _count_part(rows, drawn, summary, row, item % num_parts, RAW, TILES)
+        _count_part(rows, states, columns, drawn, summary, row, item % num_parts, RAW, LOGITS, TILES)
         item += num_programs
 
 
@@ -174,25 +179,42 @@ def _draw_row(rows, states, tiles, whole, drawn, summary, row, WIDE: tl.constexp
     maxima = tl.load(tiles.maxima + row * tiles.stride + tile, mask=exists, other=MINUS_INF)
     sums = tl.load(whole.kept_sums + row * T + tile, mask=exists, other=0.0)
     key = noise_key(states, state, row)
-    best, mass = race_of_tiles(maxima, sums, row_max, temperature, key, T, WIDE)
+    noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
+    best, mass = race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE)
     cut_order, cut_id = order_of(tl.load(summary.cut_value + row)), tl.load(summary.cut_id + row)
     token = race_in_tile(rows, row, best, cut_order, cut_id, row_max, temperature, key, WIDE)
-    put(drawn, summary, row, token, 0, WHOLE, tl.load(summary.rank + row), row_max, tl.log(mass))
+    put(drawn, summary, row, token, 0, WHOLE, row_max, tl.log(mass))
 
 
 @triton.jit
-def _count_part(rows, drawn, summary, row, part, RAW: tl.constexpr, TILES: tl.constexpr):
-    """Adds to the drawn token's rank what comes before it in the part."""
+def _count_part(
+    rows,
+    states,
+    columns,
+    drawn,
+    summary,
+    row,
+    part,
+    RAW: tl.constexpr,
+    LOGITS: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Adds to the drawn token's rank what comes before it in the part; the first part stores its column."""
     token = tl.load(drawn.token_ids + row).to(tl.int32)
     own = token + tl.arange(0, 1)
     tile = part * TILES + tl.arange(0, TILES)
     ids = ids_of(tile)
     exists = (tile < rows.num_tiles)[:, None]
-    if RAW:
-        own_x = tl.max(load_raw(rows, row, own, own >= 0))
-        x = load_raw(rows, row, ids, exists)
-    else:
-        own_x = tl.max(load_values(rows, row, own, own >= 0))
-        x = load_values(rows, row, ids, exists)
+    own_x = tl.max(load_as(rows, row, own, own >= 0, RAW))
+    x = load_as(rows, row, ids, exists, RAW)
     before = comes_before(x, ids, own_x, token) & (x > MINUS_INF)
-    tl.atomic_add(summary.rank + row, tl.sum(tl.sum(before.to(tl.int32), 1), 0))
+    num_before = tl.sum(tl.sum(before.to(tl.int32), 1), 0)
+    if columns is None:
+        tl.atomic_add(summary.rank + row, num_before)
+    else:
+        tl.atomic_add(columns.ranks + row, num_before.to(tl.int64))
+        if part == 0:
+            state = tl.load(states.index + row)
+            maximum, log_mass, temperature, _, _ = law_of_row(states, summary, state, row, RAW)
+            tl.store(columns.ids + row, token)
+            tl.store(columns.logprobs + row, result_of(own_x, maximum, log_mass, temperature, RAW, LOGITS))

@@ -17,6 +17,7 @@ ROOM = 128
 """Tokens of a short list"""
 GATHER, FINISH_REGISTERS = 32, 128
 """Tiles that a finish reads at a time; so many registers that two fit a multiprocessor"""
+FINISH_WARPS = 8
 WHOLE_TILES = 32
 """Tiles that a program reads at a time where it reads a whole row"""
 LONG_ROOM = 2048
@@ -62,7 +63,7 @@ class Workspace(NamedTuple):
                 empty(integer, n, width),
                 empty(single, n, ROOM),
                 empty(integer, n, ROOM),
-                empty(double, n, ROOM),
+                empty(torch.int64, n, ROOM),
                 width,
                 ROOM,
             ),

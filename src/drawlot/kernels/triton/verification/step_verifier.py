@@ -367,7 +367,7 @@ class StepVerifier:
         emitted = Drawn(verified.emitted, verified.status)
         return _Plan(
             scan,
-            launches_of_draw(work, steps._num_tiles, None, drawn, wide=wide)[1:] if finishes else [],
+            launches_of_draw(work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide)[1:] if finishes else [],
             laws,
             settle,
             self._launches_of_blocks(work, drawing, follow) if weighs else [],

@@ -1,0 +1,66 @@
+"""What a column of logprobs holds: by which law, of which values; and the one column of who asks for no others."""
+
+import triton
+import triton.language as tl
+
+from drawlot.kernels.triton.states import temperature_of
+from drawlot.kernels.triton.values import MINUS_INF, MINUS_INF_ORDER, load_raw, load_values, order_of
+
+_LARGEST = tl.constexpr(3.4028234663852886e38)
+
+
+@triton.jit
+def law_of_row(states, summary, state, row, RAW: tl.constexpr):
+    """maximum and log of the mass, temperature (float64), order and id of the last kept token."""
+    if RAW:
+        maximum = tl.load(summary.floats + 2 * summary.num_rows + row)
+        log_mass = tl.load(summary.floats + 3 * summary.num_rows + row)
+        temperature = maximum * 0
+        cut_order, cut_id = tl.full([], MINUS_INF_ORDER, tl.int32), tl.full([], -1, tl.int32)
+    else:
+        maximum = tl.load(summary.floats + row)
+        log_mass = tl.load(summary.floats + summary.num_rows + row)
+        temperature = temperature_of(states, state)
+        cut_order, cut_id = order_of(tl.load(summary.cut_value + row)), tl.load(summary.cut_id + row)
+    return maximum, log_mass, temperature, cut_order, cut_id
+
+
+@triton.jit
+def load_as(rows, row, ids, mask, RAW: tl.constexpr):
+    """Values of ids, raw or as edited."""
+    if RAW:
+        x = load_raw(rows, row, ids, mask)
+    else:
+        x = load_values(rows, row, ids, mask)
+    return x
+
+
+@triton.jit
+def result_of(x, maximum, log_mass, temperature, RAW: tl.constexpr, LOGITS: tl.constexpr):
+    """float32 logprob, or logit, of tokens of these values; temperature (float64): 0 for a greedy row."""
+    x = x.to(tl.float64)
+    if not LOGITS:
+        x -= maximum
+    if not RAW:
+        x /= tl.where(temperature == 0, 1.0, temperature)
+    if LOGITS:
+        x = tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST)
+    else:
+        x -= log_mass
+    return x.to(tl.float32)
+
+
+@triton.jit
+def has_probability(x, ids, law):
+    """Which tokens of these values have a probability."""
+    _, _, _, cut_order, cut_id = law
+    order = order_of(x)
+    return (x > MINUS_INF) & ((order > cut_order) | ((order == cut_order) & (ids <= cut_id)))
+
+
+@triton.jit
+def put_column(columns, row, token, logprob, rank, mask):
+    """Stores a row's only column and its rank, where the mask holds: scalars, or blocks of which it holds for one."""
+    tl.store(columns.ids + row + token * 0, token, mask=mask)
+    tl.store(columns.logprobs + row + token * 0, logprob, mask=mask)
+    tl.store(columns.ranks + row + token * 0, rank, mask=mask)

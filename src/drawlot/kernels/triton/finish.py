@@ -5,7 +5,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.bracket import put_first_bracket
 from drawlot.kernels.triton.column_values import put_column, result_of
-from drawlot.kernels.triton.from_list import draw_from_list
+from drawlot.kernels.triton.from_list import begin_list, draw_from_list
 from drawlot.kernels.triton.listing import clear_list, survey
 from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.pdl import follow
@@ -107,6 +107,12 @@ def finish_kernel(
         return
 
     row_max = value_of(highest)
+    # A row whose filters keep everything draws as one without filters, to the bit: where its tokens fit, both list.
+    lists_it = (temperature != 0) & ((filtered & (top_k <= ROOM)) | (num_tiles <= ROOM))
+    begun = found[0], num_tiles, tl.zeros([GATHER], tl.int32), tl.zeros([GATHER, TILE], tl.float32)
+    if lists_it:
+        begun = begin_list(rows, row, lists, maxima, found, (top_k, top_p, min_p), T, GATHER)
+    # While tokens are being loaded.
     raw_log_mass = row_max
     if tiles.raw_sums is not None:
         raw_log_mass = _put_raw_mass(rows, states, tiles, summary, state, row, at, exists, maxima, sums, row_max)
@@ -130,9 +136,8 @@ def finish_kernel(
             _ask_for_rank(tiles, whole, columns, summary, row)
         return
 
-    # A row whose filters keep everything draws as one without filters, to the bit: where its tokens fit, both list.
     done = False
-    if (filtered & (top_k <= ROOM)) | (num_tiles <= ROOM):
+    if lists_it:
         done = draw_from_list(
             rows,
             lists,
@@ -141,7 +146,8 @@ def finish_kernel(
             row,
             maxima,
             sums,
-            found,
+            begun,
+            row_max,
             temperature,
             (top_k, top_p, min_p),
             key,
@@ -152,7 +158,6 @@ def finish_kernel(
             RAW,
             LOGITS,
             WIDE,
-            T,
             ROOM,
             GATHER,
         )

@@ -4,19 +4,60 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.column_values import put_column, result_of
-from drawlot.kernels.triton.listing import line_of, list_tokens, load_list, select_tiles, survey
+from drawlot.kernels.triton.listing import line_of, list_tokens, load_list, load_tiles, select_tiles, survey
 from drawlot.kernels.triton.noise import gumbel
 from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, z_of
-from drawlot.kernels.triton.reduce import sum_by_tile, winner_of
+from drawlot.kernels.triton.reduce import sum_by_tile, sum_two, winner_of
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import LISTED, put
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, load_values, order_of, value_of
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, load_values, order_of
 
 _WITHOUT_TOP_K = tl.constexpr(64)
 """Tokens that the list of a row without top_k holds at least"""
 _CHUNK = tl.constexpr(32)
 _FEW_TILES = tl.constexpr(64)
 _FIXED_POINT = tl.constexpr(2.0**40)
+
+
+@triton.jit
+def begin_list(
+    rows,
+    row,
+    lists,
+    maxima,
+    found,
+    filters,
+    T: tl.constexpr,
+    GATHER: tl.constexpr,
+):
+    """Draws a line that all tokens reach which the row may keep, and begins to load the tiles that do.
+
+    maxima: float32 [T], of the row's tiles; found: what `survey` says of them; filters: of `filters_of`. Returns the
+    line, an order (-LAST_ID: the row has no token below), how many tiles reach it, and of the first of these what
+    `load_tiles` returns.
+    """
+    top_k, top_p, min_p = filters
+    filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    need = tl.where(top_k > 0, top_k, tl.where(filtered, _WITHOUT_TOP_K, LAST_ID)).to(tl.int32)
+    tile = tl.arange(0, T)
+    orders = order_of(maxima)
+    has_token = maxima > MINUS_INF
+    if T <= _FEW_TILES:
+        # Fewer tiles than tokens needed: the line is drawn through the tokens themselves.
+        ids = ids_of(tile)
+        x = load_values(rows, row, ids, ids >= 0).reshape(T * TILE)
+        token_orders = order_of(x)
+        has_value = x > MINUS_INF
+        line, _ = line_of(token_orders, has_value, survey(x, x != x), need)
+        selected = has_token & (orders >= line)
+        num_selected = tl.sum(selected.to(tl.int32))
+    else:
+        line, num_selected = line_of(orders, has_token, found, need)
+        selected = has_token & (orders >= line)
+    select_tiles(lists, row, tile, selected)
+    tl.debug_barrier()
+    next_tile, next_x = load_tiles(rows, row, lists, 0, num_selected, False, GATHER)
+    return line, num_selected, next_tile, next_x
 
 
 @triton.jit
@@ -28,7 +69,8 @@ def draw_from_list(
     row,
     maxima,
     sums,
-    found,
+    begun,
+    row_max,
     temperature,
     filters,
     key,
@@ -39,24 +81,21 @@ def draw_from_list(
     RAW: tl.constexpr,
     LOGITS: tl.constexpr,
     WIDE: tl.constexpr,
-    T: tl.constexpr,
     ROOM: tl.constexpr,
     GATHER: tl.constexpr,
 ):
     """Whether the list held all that the row keeps; if so, its token and summary are stored.
 
-    maxima, sums: float32 [T], of the row's tiles; found: what `survey` says of the maxima; filters, key: what
-    `filters_of` and `noise_key` of `states` return; draws: otherwise nobody asks for the token, and it is -1;
-    has_column: whether columns, if there are any, are to have the token; raw_log_mass: of the raw logits, if they have
-    the same values. The list has been cleared.
+    maxima, sums: float32 [T], of the row's tiles; begun: what `begin_list` returns; filters, key: what `filters_of` and
+    `noise_key` of `states` return; draws: otherwise nobody asks for the token, and it is -1; has_column: whether
+    columns, if there are any, are to have the token; raw_log_mass: of the raw logits, if they have the same values.
     """
     top_k, top_p, min_p = filters
-    filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
-    need = tl.where(top_k > 0, top_k, tl.where(filtered, _WITHOUT_TOP_K, LAST_ID)).to(tl.int32)
-    listed, complete = _list_best(rows, row, lists, maxima, found, need, T, ROOM, GATHER)
+    line, num_selected, next_tile, next_x = begun
+    listed = list_tokens(rows, row, lists, num_selected, next_tile, next_x, line, LAST_ID, False, ROOM, GATHER)
     done = listed <= ROOM
+    tl.debug_barrier()
     if done:
-        row_max = value_of(found[0])
         slot = tl.arange(0, ROOM)
         value, token = load_list(lists, row, slot)
         z = z_of(value, row_max, temperature, WIDE)
@@ -71,7 +110,7 @@ def draw_from_list(
 
         # How many tokens top_k and min_p keep, and whether the list shows it.
         num_kept = tl.where(top_k > 0, tl.minimum(top_k, listed), listed).to(tl.int32)
-        done = (top_k > 0) | complete
+        done = (top_k > 0) | (line == -LAST_ID)
         if min_p > 0:
             above = tl.sum((z >= tl.log(min_p)).to(tl.int32))
             done = done | (above < listed)
@@ -89,10 +128,10 @@ def draw_from_list(
                 done = (min_p == 0) & (total >= top_p * row_mass)
                 limit = top_p * row_mass
             tl.debug_barrier()
-            until = tl.cumsum(tl.load(lists.masses + row * lists.room + slot), 0)
-            # The sum before a token is the one until the token before it.
-            within = (until.to(tl.float64) < limit) & (slot + 1 < num_kept)
-            num_kept = 1 + tl.sum(within.to(tl.int32))
+            in_order = tl.load(lists.masses + row * lists.room + slot)
+            before = tl.cumsum(in_order, 0) - in_order
+            within = ((before.to(tl.float64) < limit) | (slot == 0)) & (slot < num_kept)
+            num_kept, total = sum_two(within.to(tl.int32), tl.where(within, in_order, 0))
         kept = rank < num_kept
 
         if done:
@@ -105,14 +144,13 @@ def draw_from_list(
                 log_masses = tl.log(sum_by_tile(tl.where(kept, mass, 0.0), tile))
                 best = winner_of(tl.where(kept, log_masses, MINUS_INF) + tile_noise, tile)
                 winner = winner_of(tl.where(kept & (tile == best), z, MINUS_INF) + token_noise, token)
-            kept_mass = tl.sum(tl.where(kept, whole, 0)).to(tl.float64) * (1 / _FIXED_POINT)
-            put(drawn, summary, row, winner, 0, LISTED, row_max, tl.log(kept_mass))
+            log_mass = tl.log((total.to(tl.float64) * (1 / _FIXED_POINT)).to(z.dtype))
+            put(drawn, summary, row, winner, 0, LISTED, row_max, log_mass)
             if columns is None:
                 tl.store(summary.rank + row + slot * 0, rank + 1, mask=token == winner)
             else:
                 # Unedited: the maximum of the raw logits is the row's.
-                log_mass = raw_log_mass if RAW else tl.log(kept_mass)
-                logprob = result_of(value, row_max, log_mass, temperature, RAW, LOGITS)
+                logprob = result_of(value, row_max, raw_log_mass if RAW else log_mass, temperature, RAW, LOGITS)
                 put_column(columns, row, token, logprob, rank + 1, has_column & (token == winner))
     return done
 
@@ -134,38 +172,3 @@ def _ranks(lists, row, listed, value, slot, ROOM: tl.constexpr):
         rank += tl.sum(earlier.to(tl.int32).reshape(_CHUNK // 2, 2, ROOM), 0)
         start += _CHUNK
     return tl.where(slot < listed, tl.sum(rank, 0), slot)
-
-
-@triton.jit
-def _list_best(
-    rows,
-    row,
-    lists,
-    maxima,
-    found,
-    need,
-    T: tl.constexpr,
-    ROOM: tl.constexpr,
-    GATHER: tl.constexpr,
-):
-    """Lists at least `need` of a row's best tokens: how many, more than ROOM if it has no room, and if all are."""
-    tile = tl.arange(0, T)
-    orders = order_of(maxima)
-    has_token = maxima > MINUS_INF
-    if T <= _FEW_TILES:
-        # Fewer tiles than tokens needed: the line is drawn through the tokens themselves.
-        ids = ids_of(tile)
-        x = load_values(rows, row, ids, ids >= 0).reshape(T * TILE)
-        token_orders = order_of(x)
-        has_value = x > MINUS_INF
-        line, _ = line_of(token_orders, has_value, survey(x, x != x), need)
-        selected = has_token & (orders >= line)
-        num_selected = tl.sum(selected.to(tl.int32))
-    else:
-        line, num_selected = line_of(orders, has_token, found, need)
-        selected = has_token & (orders >= line)
-    select_tiles(lists, row, tile, selected)
-    tl.debug_barrier()
-    listed = list_tokens(rows, row, lists, num_selected, line, LAST_ID, False, ROOM, GATHER)
-    tl.debug_barrier()
-    return listed, line == -LAST_ID

@@ -126,7 +126,7 @@ def _side_by_side(at):
 
 
 @triton.jit
-def _load_tiles(rows, row, lists, start, num_selected, RAW: tl.constexpr, TILES: tl.constexpr):
+def load_tiles(rows, row, lists, start, num_selected, RAW: tl.constexpr, TILES: tl.constexpr):
     """Selected tiles from a place on, int32 [TILES], and their values [TILES, 128], -inf after the last one."""
     slot = start + tl.arange(0, TILES)
     exists = slot < num_selected
@@ -140,11 +140,22 @@ def _load_tiles(rows, row, lists, start, num_selected, RAW: tl.constexpr, TILES:
 
 @triton.jit
 def list_tokens(
-    rows, row, lists, num_selected, cut_order, cut_id, RAW: tl.constexpr, ROOM: tl.constexpr, TILES: tl.constexpr
+    rows,
+    row,
+    lists,
+    num_selected,
+    next_tile,
+    next_x,
+    cut_order,
+    cut_id,
+    RAW: tl.constexpr,
+    ROOM: tl.constexpr,
+    TILES: tl.constexpr,
 ):
     """Lists the tokens of the selected tiles that are not after (cut_order, cut_id).
 
-    Ascending by id but for four neighbours, which stand in the order of tokens.
+    next_tile, next_x: what `load_tiles` returns of the first ones. They are listed
+    ascending by id but for four neighbours, which stand in the order of tokens.
 
     Returns how many tokens there are, counting on to the block where the room ends. A barrier must follow before the
     list is read.
@@ -153,13 +164,12 @@ def list_tokens(
     cut_value = value_of(tl.maximum(cut_order, MINUS_INF_ORDER + 1))
     listed = 0
     start = 0
-    next_tile, next_x = _load_tiles(rows, row, lists, start, num_selected, RAW, TILES)
     while (start < num_selected) & (listed <= ROOM):
         slot, tile, x = start + tl.arange(0, TILES), next_tile, next_x
         start += TILES
         if start < num_selected:
             # While these are listed.
-            next_tile, next_x = _load_tiles(rows, row, lists, start, num_selected, RAW, TILES)
+            next_tile, next_x = load_tiles(rows, row, lists, start, num_selected, RAW, TILES)
         ids = ids_of(tile)
         kept = x >= cut_value
         if cut_id != LAST_ID:

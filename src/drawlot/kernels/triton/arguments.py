@@ -118,7 +118,8 @@ class Tiles(NamedTuple):
     refused: Tensor | None = None
     """int32 [N]: a token that a constraint refuses although the scan saw it, -1 for none; None: there are none"""
     undrawn: Tensor | None = None
-    """int32 [N]: 1 where nobody asks for the row's token, so that a list is only cut; None: all are asked for"""
+    """int32 [N]: 1 where nobody asks for the row's token, so that a list is only cut; 2 where nobody asks for the row;
+    None: all tokens are asked for"""
 
 
 class Lists(NamedTuple):

@@ -60,10 +60,8 @@ def finish_kernel(
     tile = tl.arange(0, T)
     at = row * tiles.stride + tile
     exists = tile < rows.num_tiles
+    # What the scan has no part in, while it still runs.
     clear_list(lists, row, ROOM)
-    if tiles.undrawn is not None:
-        # Then the scan writes which rows there are.
-        follow(OVERLAP)
     state = tl.load(states.index + row)
     is_row = state >= 0
     state = tl.maximum(state, 0)
@@ -78,11 +76,11 @@ def finish_kernel(
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
     if filtered == 0:
         noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
-    if tiles.undrawn is None:
-        follow(OVERLAP)
-        draws = is_row
-    else:
-        draws = tl.load(tiles.undrawn + row) == 0
+    follow(OVERLAP)
+    draws = is_row
+    if tiles.undrawn is not None:
+        undrawn = tl.load(tiles.undrawn + row)
+        is_row, draws = is_row & (undrawn < 2), undrawn == 0
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
     if is_row == 0:

@@ -69,10 +69,8 @@ class Judged(NamedTuple):
     words: int
     lines: Tensor
     """int64 [N]: the line of the law that the draft was drawn from; -1: it is a point mass or not looked at"""
-    finished: Tensor
-    """int64 [N]: the state of rows that the finish draws for or cuts, -1 for others"""
     undrawn: Tensor
-    """int32 [N]: 1 where the finish only cuts the row, drafts coming after it"""
+    """int32 [N]: 1 where the finish only cuts the row, drafts coming after it; 2 where it has nothing to do"""
     draft_values: Tensor
     """float32 [N]: the draft's value in the row"""
     q_at_draft: Tensor

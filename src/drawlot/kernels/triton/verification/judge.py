@@ -48,10 +48,8 @@ def judge_row(
         tl.store(judged.drafts + row, draft)
         _refuse(judged, row, tl.where(of_target & is_refused, token, -1).to(tl.int32))
 
-        line, finished = tl.full([], -1, tl.int64), tl.full([], -1, tl.int64)
+        line, undrawn = tl.full([], -1, tl.int64), tl.full([], 2, tl.int32)
         if state >= 0:
-            if needs_finish(step.states, methods, state):
-                finished = tl.load(step.states.index + row)
             if drafts.q.logits is not None or drafts.sparse is not None:
                 line = tl.where(is_draft & looks_at_q(step.states, methods, state), state * drafts.lines + column, -1)
             own = draft + tl.arange(0, 1)
@@ -62,8 +60,8 @@ def judge_row(
                     _put_draft_law(drafts, judged, row, state, line, draft, K, SPARSE)
             # Rows of a request with drafts draw by other noise, once they have laws.
             draws = (num_drafts == 0) | (method_of(methods, state) == COUPLED)
-            tl.store(judged.undrawn + row, 1 - draws.to(tl.int32))
-        tl.store(judged.finished + row, finished)
+            undrawn = tl.where(needs_finish(step.states, methods, state), 1 - draws.to(tl.int32), 2)
+        tl.store(judged.undrawn + row, undrawn)
         tl.store(judged.lines + row, line)
 
 

@@ -74,7 +74,6 @@ class _Memory(NamedTuple):
                 touched,
                 num_words,
                 empty(long, num_rows),
-                empty(long, num_rows),
                 empty(integer, num_rows),
                 empty(single, num_rows),
                 empty(double, num_rows),
@@ -208,10 +207,8 @@ class StepVerifier:
         sums = draft_lse is None and isinstance(draft_logits, Tensor)
         lines = num_reqs * self._num_drafts if sums else 0
         plan.scan((n + lines) * blocks + num_reqs * (self._num_drafts + 1), plain, step)
-        if plan.finish:
-            finished = pack(states._replace(index=memory.judged.finished))
-            for launch in plan.finish:
-                launch(n, masked, finished)
+        for launch in plan.finish:
+            launch(n, masked, packed_states)
         plan.laws(num_reqs * (self._num_drafts + 1), plain, step)
         plan.settle(num_reqs, plain, step)
         for launch in plan.blocks:

@@ -139,8 +139,8 @@ def _put_top(
     clear_list(lists, row, ROOM)
     num_selected = tl.sum(selected.to(tl.int32))
     tl.debug_barrier()
-    next_tile, next_x = load_tiles(rows, row, lists, 0, num_selected, RAW, GATHER)
-    listed = list_tokens(rows, row, lists, num_selected, next_tile, next_x, cut_order, cut_id, RAW, ROOM, GATHER)
+    first, x = load_tiles(rows, None, row, lists, 0, num_selected, RAW, GATHER)
+    listed = list_tokens(rows, None, row, lists, num_selected, first, x, cut_order, cut_id, RAW, ROOM, GATHER)
     if listed > ROOM:
         # Too many reach the line: the exact cut, which leaves num_top of them.
         cut_order64, cut_id = cut_at_count(
@@ -153,8 +153,8 @@ def _put_top(
         clear_list(lists, row, ROOM)
         num_selected = tl.sum(selected.to(tl.int32))
         tl.debug_barrier()
-        next_tile, next_x = load_tiles(rows, row, lists, 0, num_selected, RAW, GATHER)
-        listed = list_tokens(rows, row, lists, num_selected, next_tile, next_x, cut_order, cut_id, RAW, ROOM, GATHER)
+        first, x = load_tiles(rows, None, row, lists, 0, num_selected, RAW, GATHER)
+        listed = list_tokens(rows, None, row, lists, num_selected, first, x, cut_order, cut_id, RAW, ROOM, GATHER)
     tl.debug_barrier()
     value, token = load_list(lists, row, tl.arange(0, ROOM))
     rank = tl.zeros([ROOM], tl.int32)

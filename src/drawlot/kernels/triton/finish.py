@@ -11,7 +11,7 @@ from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.reduce import sum_of_masses
-from drawlot.kernels.triton.refused import without_refused
+from drawlot.kernels.triton.refused import load_allowed, without_refused
 from drawlot.kernels.triton.scan import raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, temperature_of
 from drawlot.kernels.triton.summary import COUNT, COUNT_OF_RANKS, GREEDY, NO_TOKEN, TILES, WHOLE, put, put_cut
@@ -21,7 +21,6 @@ from drawlot.kernels.triton.values import (
     MINUS_INF_ORDER,
     TILE,
     is_edited,
-    load_values,
     order_of,
     value_of,
 )
@@ -83,12 +82,14 @@ def finish_kernel(
         is_row, draws = is_row & (undrawn < 2), undrawn == 0
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
+    refused = None
+    if tiles.refused is not None:
+        refused = tl.load(tiles.refused + row)
     if is_row == 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0.0, 0.0)
         tl.store(summary.rank + row, 0)
         return
-    if tiles.refused is not None:
-        refused = tl.load(tiles.refused + row)
+    if refused is not None:
         if refused >= 0:
             maxima, sums = without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums)
             tl.debug_barrier()
@@ -109,11 +110,14 @@ def finish_kernel(
     lists_it = (temperature != 0) & ((filtered & (top_k <= ROOM)) | (num_tiles <= ROOM))
     begun = found[0], num_tiles, tl.zeros([GATHER], tl.int32), tl.zeros([GATHER, TILE], tl.float32)
     if lists_it:
-        begun = begin_list(rows, row, lists, maxima, found, (top_k, top_p, min_p), T, GATHER)
+        begun = begin_list(rows, refused, row, lists, maxima, found, (top_k, top_p, min_p), T, GATHER)
     # While tokens are being loaded.
     raw_log_mass = row_max
     if tiles.raw_sums is not None:
-        raw_log_mass = _put_raw_mass(rows, states, tiles, summary, state, row, at, exists, maxima, sums, row_max)
+        is_apart = raw_apart(rows, states, state, row)
+        if refused is not None:
+            is_apart = is_apart | (refused >= 0)
+        raw_log_mass = _put_raw_mass(tiles, summary, row, at, exists, maxima, sums, row_max, is_apart)
     is_known = is_row
     if RAW:
         # Edits move tokens of raw logits: their ranks are to be counted.
@@ -121,7 +125,7 @@ def finish_kernel(
     if temperature == 0:
         best = tl.min(tl.where(orders == highest, tile, LAST_ID))
         ids = best * TILE + tl.arange(0, TILE)
-        token = tl.min(tl.where(load_values(rows, row, ids, ids >= 0) == row_max, ids, LAST_ID))
+        token = tl.min(tl.where(load_allowed(rows, refused, row, ids, ids >= 0) == row_max, ids, LAST_ID))
         put_cut(summary, row, MINUS_INF, -1)
         log_mass = log_row_mass(maxima, sums, row_max)
         put(drawn, summary, row, token, 0, GREEDY, row_max, log_mass)
@@ -138,6 +142,7 @@ def finish_kernel(
     if lists_it:
         done = draw_from_list(
             rows,
+            refused,
             lists,
             drawn,
             summary,
@@ -176,7 +181,7 @@ def finish_kernel(
         tl.store(summary.rank + row, 0)
     else:
         best, mass = race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE)
-        token = race_in_tile(rows, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
+        token = race_in_tile(rows, refused, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
         put_cut(summary, row, MINUS_INF, -1)
         put(drawn, summary, row, token, 0, TILES, row_max, tl.log(mass))
         tl.store(summary.rank + row, 0)
@@ -203,9 +208,9 @@ def log_row_mass(maxima, sums, row_max):
 
 
 @triton.jit
-def _put_raw_mass(rows, states, tiles, summary, state, row, at, exists, maxima, sums, row_max):
-    """Stores maximum and log of the mass of the raw logits, and returns this."""
-    if raw_apart(rows, states, state, row):
+def _put_raw_mass(tiles, summary, row, at, exists, maxima, sums, row_max, is_apart):
+    """Stores maximum and log of the mass of raw logits, and returns this; is_apart: they have tiles of their own."""
+    if is_apart:
         maxima = tl.load(tiles.raw_maxima + at, mask=exists, other=MINUS_INF)
         sums = tl.load(tiles.raw_sums + at, mask=exists, other=0.0)
         row_max = tl.max(maxima)

@@ -8,9 +8,10 @@ from drawlot.kernels.triton.listing import line_of, list_tokens, load_list, load
 from drawlot.kernels.triton.noise import gumbel
 from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, z_of
 from drawlot.kernels.triton.reduce import sum_by_tile, sum_two, winner_of
+from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import LISTED, put
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, load_values, order_of
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, order_of
 
 _WITHOUT_TOP_K = tl.constexpr(64)
 """Tokens that the list of a row without top_k holds at least"""
@@ -22,6 +23,7 @@ _FIXED_POINT = tl.constexpr(2.0**40)
 @triton.jit
 def begin_list(
     rows,
+    refused,
     row,
     lists,
     maxima,
@@ -32,9 +34,9 @@ def begin_list(
 ):
     """Draws a line that all tokens reach which the row may keep, and begins to load the tiles that do.
 
-    maxima: float32 [T], of the row's tiles; found: what `survey` says of them; filters: of `filters_of`. Returns the
-    line, an order (-LAST_ID: the row has no token below), how many tiles reach it, and of the first of these what
-    `load_tiles` returns.
+    refused: as for `load_tiles`; maxima: float32 [T], of the row's tiles; found: what `survey` says of them; filters:
+    of `filters_of`. Returns the line, an order (-LAST_ID: the row has no token below), how many tiles reach it, and of
+    the first of these what `load_tiles` returns.
     """
     top_k, top_p, min_p = filters
     filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
@@ -45,7 +47,7 @@ def begin_list(
     if T <= _FEW_TILES:
         # Fewer tiles than tokens needed: the line is drawn through the tokens themselves.
         ids = ids_of(tile)
-        x = load_values(rows, row, ids, ids >= 0).reshape(T * TILE)
+        x = load_allowed(rows, refused, row, ids, ids >= 0).reshape(T * TILE)
         token_orders = order_of(x)
         has_value = x > MINUS_INF
         line, _ = line_of(token_orders, has_value, survey(x, x != x), need)
@@ -56,13 +58,14 @@ def begin_list(
         selected = has_token & (orders >= line)
     select_tiles(lists, row, tile, selected)
     tl.debug_barrier()
-    next_tile, next_x = load_tiles(rows, row, lists, 0, num_selected, False, GATHER)
+    next_tile, next_x = load_tiles(rows, refused, row, lists, 0, num_selected, False, GATHER)
     return line, num_selected, next_tile, next_x
 
 
 @triton.jit
 def draw_from_list(
     rows,
+    refused,
     lists,
     drawn,
     summary,
@@ -92,7 +95,7 @@ def draw_from_list(
     """
     top_k, top_p, min_p = filters
     line, num_selected, next_tile, next_x = begun
-    listed = list_tokens(rows, row, lists, num_selected, next_tile, next_x, line, LAST_ID, False, ROOM, GATHER)
+    listed = list_tokens(rows, refused, row, lists, num_selected, next_tile, next_x, line, LAST_ID, False, ROOM, GATHER)
     done = listed <= ROOM
     tl.debug_barrier()
     if done:

@@ -55,19 +55,31 @@ def pack(argument: Any) -> Packed:
 class Launch:
     """One launch of a call: a kernel, and all that does not change from one step to the next."""
 
-    def __init__(self, kernel: Any, grid: Callable[[int], int], *arguments: Any, **constants: Any) -> None:
+    def __init__(
+        self,
+        kernel: Any,
+        grid: Callable[[int], int],
+        *arguments: Any,
+        few_programs: int = 0,
+        maxnreg_of_few: int | None = None,
+        **constants: Any,
+    ) -> None:
         """Prepare a launch.
 
         Args:
             kernel: Its first two parameters are what `__call__` is given, then come the arguments and the constants.
             grid: How many programs a call for so many rows has.
             arguments: Tuples of tensors and numbers, numbers, None; kept alive.
+            few_programs: Up to so many have more registers: `maxnreg_of_few`. Both forms are compiled at once.
+            maxnreg_of_few: So many that each program has a multiprocessor to itself, which the GPU does not see to.
             constants: Constexprs, and options of the compiler.
         """
         self._kernel = kernel
         self._grid = grid
         self._arguments = arguments
         self._constants = constants
+        self._few_programs = few_programs
+        self._constants_of_few = {**constants, "maxnreg": maxnreg_of_few} if few_programs else constants
         self._compiled: dict[Any, _Compiled] = {}
         if isinstance(kernel, JITFunction):
             packed = [pack(argument) for argument in arguments]
@@ -84,10 +96,13 @@ class Launch:
             self._kernel[(programs,)](*arguments, **self._constants)
             return
         device = driver.active.get_current_device()
-        key = device, first.kind, second.kind
+        few = programs <= self._few_programs
+        key = device, first.kind, second.kind, few
         compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._compiled[key] = self._compile(device, first.stand_in, second.stand_in)
+            for size, constants in ((False, self._constants), (True, self._constants_of_few)):
+                self._compiled[*key[:3], size] = self._compile(device, constants, first.stand_in, second.stand_in)
+            compiled = self._compiled[key]
         stream = driver.active.get_current_stream(device)
         # In the place of the three: metadata for profilers' hooks, and the hooks.
         compiled.run(
@@ -105,11 +120,11 @@ class Launch:
             *self._raw,
         )
 
-    def _compile(self, device: int, *first: Any) -> _Compiled:
+    def _compile(self, device: int, constants: dict[str, Any], *first: Any) -> _Compiled:
         """By Triton, for stand-ins: neither batch size nor memory makes a difference."""
-        key = self._kernel, device, *first, *self._stand_ins, *self._constants.items()
+        key = self._kernel, device, *first, *self._stand_ins, *constants.items()
         if key not in _compiled:
-            kernel = self._kernel.run(*first, *self._stand_ins, grid=(1,), warmup=True, **self._constants)
+            kernel = self._kernel.run(*first, *self._stand_ins, grid=(1,), warmup=True, **constants)
             # `run` loads the kernel, and only then `function` is there.
             run = kernel.run
             _compiled[key] = _Compiled(run, kernel.function, kernel.packed_metadata)

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.reduce import span_and_moments, sum_two
+from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
@@ -11,7 +12,6 @@ from drawlot.kernels.triton.values import (
     TILE,
     ids_of,
     load_raw,
-    load_values,
     order_of,
     value_of,
 )
@@ -126,21 +126,25 @@ def _side_by_side(at):
 
 
 @triton.jit
-def load_tiles(rows, row, lists, start, num_selected, RAW: tl.constexpr, TILES: tl.constexpr):
-    """Selected tiles from a place on, int32 [TILES], and their values [TILES, 128], -inf after the last one."""
+def load_tiles(rows, refused, row, lists, start, num_selected, RAW: tl.constexpr, TILES: tl.constexpr):
+    """Selected tiles from a place on, int32 [TILES], and their values [TILES, 128], -inf after the last one.
+
+    refused: a token that has no value then; None: there is none.
+    """
     slot = start + tl.arange(0, TILES)
     exists = slot < num_selected
     tile = tl.load(lists.tile_ids + row * lists.width + slot, mask=exists, other=0)
     if RAW:
         x = load_raw(rows, row, ids_of(tile), exists[:, None])
     else:
-        x = load_values(rows, row, ids_of(tile), exists[:, None])
+        x = load_allowed(rows, refused, row, ids_of(tile), exists[:, None])
     return tile, x
 
 
 @triton.jit
 def list_tokens(
     rows,
+    refused,
     row,
     lists,
     num_selected,
@@ -169,7 +173,7 @@ def list_tokens(
         start += TILES
         if start < num_selected:
             # While these are listed.
-            next_tile, next_x = load_tiles(rows, row, lists, start, num_selected, RAW, TILES)
+            next_tile, next_x = load_tiles(rows, refused, row, lists, start, num_selected, RAW, TILES)
         ids = ids_of(tile)
         kept = x >= cut_value
         if cut_id != LAST_ID:

@@ -6,8 +6,9 @@ import triton.language as tl
 from drawlot import rng
 from drawlot.kernels.triton.noise import gumbel, gumbel_of_range
 from drawlot.kernels.triton.reduce import first_largest, sum_of_masses
+from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.states import scale_of
-from drawlot.kernels.triton.values import TILE, load_values, order_of
+from drawlot.kernels.triton.values import TILE, order_of
 
 TARGET_TILE = tl.constexpr(int(rng.Stream.TARGET_TILE))
 TARGET_TOKEN = tl.constexpr(int(rng.Stream.TARGET_TOKEN))
@@ -65,10 +66,10 @@ def race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE: tl.constexpr)
 
 
 @triton.jit
-def race_in_tile(rows, row, tile, cut_order, cut_id, row_max, temperature, key, WIDE: tl.constexpr):
+def race_in_tile(rows, refused, row, tile, cut_order, cut_id, row_max, temperature, key, WIDE: tl.constexpr):
     """The winner among the tokens of one tile that a cut keeps."""
     ids = tile * TILE + tl.arange(0, TILE)
-    x = load_values(rows, row, ids, ids >= 0)
+    x = load_allowed(rows, refused, row, ids, ids >= 0)
     order = order_of(x)
     kept = (x > float("-inf")) & ((order > cut_order) | ((order == cut_order) & (ids <= cut_id)))
     z = tl.where(kept, z_of(x, row_max, temperature, WIDE), float("-inf"))

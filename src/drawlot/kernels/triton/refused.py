@@ -10,8 +10,11 @@ from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, 
 
 @triton.jit
 def load_allowed(rows, refused, row, ids, mask):
-    """The values of a row, without the refused token: as under an overlay, in fewer registers."""
-    return tl.where(ids == refused, MINUS_INF, load_values(rows, row, ids, mask))
+    """The values of a row, without the refused token, if there may be one: as under an overlay, in fewer registers."""
+    x = load_values(rows, row, ids, mask)
+    if refused is not None:
+        x = tl.where(ids == refused, MINUS_INF, x)
+    return x
 
 
 @triton.jit

@@ -13,8 +13,8 @@ from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.scan import scan_kernel
 from drawlot.kernels.triton.whole_rows import whole_rows_kernel
 from drawlot.kernels.triton.workspace import (
+    FEW_REGISTERS,
     FINISH_REGISTERS,
-    FINISH_WARPS,
     GATHER,
     LONG_ROOM,
     NUM_WARPS,
@@ -24,6 +24,7 @@ from drawlot.kernels.triton.workspace import (
     WHOLE_TILES,
     Workspace,
     columns_of,
+    num_multiprocessors,
     overlaps,
     programs_together,
     rows_of,
@@ -110,8 +111,10 @@ def launches_of_draw(
             ROOM=ROOM,
             GATHER=GATHER,
             maxnreg=FINISH_REGISTERS,
+            few_programs=num_multiprocessors(drawn.status.device),
+            maxnreg_of_few=FEW_REGISTERS,
             **how,
-            **(follow | {"num_warps": FINISH_WARPS}),
+            **follow,
         ),
         Launch(
             whole_rows_kernel,

@@ -182,7 +182,7 @@ def _draw_row(rows, states, tiles, whole, drawn, summary, row, WIDE: tl.constexp
     noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
     best, mass = race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE)
     cut_order, cut_id = order_of(tl.load(summary.cut_value + row)), tl.load(summary.cut_id + row)
-    token = race_in_tile(rows, row, best, cut_order, cut_id, row_max, temperature, key, WIDE)
+    token = race_in_tile(rows, None, row, best, cut_order, cut_id, row_max, temperature, key, WIDE)
     put(drawn, summary, row, token, 0, WHOLE, row_max, tl.log(mass))
 
 

@@ -15,9 +15,8 @@ SCAN_TILES, SCAN_WARPS = 16, 4
 """Tiles that a program of the scan reads, and its warps"""
 ROOM = 128
 """Tokens of a short list"""
-GATHER, FINISH_REGISTERS = 32, 128
-"""Tiles that a finish reads at a time; so many registers that two fit a multiprocessor"""
-FINISH_WARPS = 8
+GATHER, FINISH_REGISTERS, FEW_REGISTERS = 32, 128, 160
+"""Tiles that a finish reads at a time; so many registers that two fit a multiprocessor, and that only one does"""
 WHOLE_TILES = 32
 """Tiles that a program reads at a time where it reads a whole row"""
 LONG_ROOM = 2048
@@ -32,9 +31,15 @@ def overlaps(device: torch.device) -> bool:
 
 
 @cache
+def num_multiprocessors(device: torch.device) -> int:
+    """0 in the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
+
+
+@cache
 def programs_together(device: torch.device) -> int:
     """How many programs of at most 128 registers a thread surely run at once; in the interpreter one does."""
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return max(2 * num_multiprocessors(device), 1)
 
 
 class Workspace(NamedTuple):

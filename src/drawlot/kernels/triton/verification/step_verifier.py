@@ -207,8 +207,8 @@ class StepVerifier:
         sums = draft_lse is None and isinstance(draft_logits, Tensor)
         lines = num_reqs * self._num_drafts if sums else 0
         plan.scan((n + lines) * blocks + num_reqs * (self._num_drafts + 1), plain, step)
-        for launch in plan.finish:
-            launch(n, masked, packed_states)
+        for launch, finished_rows in zip(plan.finish, (plain, masked)):
+            launch(n, finished_rows, packed_states)
         plan.laws(num_reqs * (self._num_drafts + 1), plain, step)
         plan.settle(num_reqs, plain, step)
         for launch in plan.blocks:

@@ -361,10 +361,15 @@ class StepVerifier:
         )
         settling = methods, judged, leftovers, verdicts, work.summary, verified
         settle = Launch(settle_kernel, lambda num_reqs: num_reqs, *settling, num_warps=1, **shape, **follow)
+        finish = []
+        if finishes:
+            finish = launches_of_draw(
+                work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide, leaves_room=True
+            )
         emitted = Drawn(verified.emitted, verified.status)
         return _Plan(
             scan,
-            launches_of_draw(work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide)[1:] if finishes else [],
+            finish[1:],
             laws,
             settle,
             self._launches_of_blocks(work, drawing, follow) if weighs else [],

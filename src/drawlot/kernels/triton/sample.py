@@ -63,7 +63,6 @@ def launches_of_draw(
     drawn: Drawn,
     *,
     wide: bool,
-    leaves_room: bool = False,
 ) -> list[Launch]:
     """What draws the tokens of rows; each launch is given the rows and their states.
 
@@ -75,12 +74,9 @@ def launches_of_draw(
         mode: Of the logprobs.
         drawn: Where tokens and status go.
         wide: Float64 noise.
-        leaves_room: Whole rows are read by so few programs that the launch after them can make ready beside them.
     """
     num_blocks, num_parts = triton.cdiv(num_tiles, SCAN_TILES), triton.cdiv(num_tiles, WHOLE_TILES)
     num_programs = programs_together(drawn.status.device)
-    if leaves_room:
-        num_programs = max(num_programs // 2, 1)
     raw = work.tiles.raw_sums is not None
     only_column = columns if columns is not None and columns.count == 1 else None
     logits = mode.endswith("logits")

@@ -361,15 +361,10 @@ class StepVerifier:
         )
         settling = methods, judged, leftovers, verdicts, work.summary, verified
         settle = Launch(settle_kernel, lambda num_reqs: num_reqs, *settling, num_warps=1, **shape, **follow)
-        finish = []
-        if finishes:
-            finish = launches_of_draw(
-                work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide, leaves_room=True
-            )
         emitted = Drawn(verified.emitted, verified.status)
         return _Plan(
             scan,
-            finish[1:],
+            launches_of_draw(work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide)[1:] if finishes else [],
             laws,
             settle,
             self._launches_of_blocks(work, drawing, follow) if weighs else [],

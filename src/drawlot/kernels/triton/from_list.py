@@ -36,7 +36,7 @@ def begin_list(
 
     refused: as for `load_tiles`; maxima: float32 [T], of the row's tiles; found: what `survey` says of them; filters:
     of `filters_of`. Returns the line, an order (-LAST_ID: the row has no token below), how many tiles reach it, and of
-    the first of these what `load_tiles` returns.
+    the first of these what `load_tiles` returns. The list has been cleared.
     """
     top_k, top_p, min_p = filters
     filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)

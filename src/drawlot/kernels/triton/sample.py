@@ -1,4 +1,4 @@
-"""Launches: the scan, the finish of each row, whole reads for rows that need them, then logprobs."""
+"""Launches: the scan, the finish of each row, whole reads for rows that need them, then more logprobs than one."""
 
 import torch
 import triton

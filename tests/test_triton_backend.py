@@ -1,6 +1,7 @@
 """The Triton backend, in Triton's interpreter, draws the reference's tokens. On a GPU: `benchmarks.gpu_proof`."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 from drawlot import SamplingParams, sample
 from drawlot.kernels import reference, registry
 from drawlot.kernels.inputs import SampledRows
-from tests.cases import random_batch
+from tests.cases import MODES, random_batch
 from tests.test_backends import NEAR_TIE, draw, same_logprobs
 
 triton = pytest.importorskip("triton")
@@ -56,6 +57,32 @@ def test_random_rows(vocab_size: int, margins: list[Tensor]) -> None:
             assert margins[-1][i] < NEAR_TIE, case
         if exact.logprobs is not None and fast.logprobs is not None:
             same_logprobs(fast.logprobs, exact.logprobs, ~differs & (margins[-1] >= NEAR_TIE))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_only_column_of_rows(mode: str, margins: list[Tensor]) -> None:
+    """Where nobody asks for more than the drawn token's logprob, the launches of the draw fill it in."""
+    rng = np.random.default_rng([31_000, MODES.index(mode)])
+    for vocab_size in (129, 1000):
+        batch = random_batch(rng, vocab_size, 12)
+        params = [
+            replace(each, logprobs=(0, None)[i % 4 == 3], logprob_token_ids=None) for i, each in enumerate(batch.params)
+        ]
+        batch = replace(batch, params=params, mode=mode, logits=batch.logits.float())
+        exact, fast = draw(batch, "reference"), draw(batch, "triton")
+        assert exact.logprobs is not None
+        assert fast.logprobs is not None
+        assert fast.logprobs.logprobs.shape == (12, 1)
+        same = (fast.token_ids == exact.token_ids) & (fast.status == exact.status)
+        assert (same | (margins[-1] < NEAR_TIE)).all()
+        same_logprobs(fast.logprobs, exact.logprobs, same & (margins[-1] >= NEAR_TIE))
+
+
+def test_what_reaches_top_p_exactly_ends_the_list() -> None:
+    logits = torch.full((12, 300), -20.0)
+    logits[:, [70, 290]] = 1.0
+    drawn = sample(logits, SamplingParams(seed=3, top_k=2, top_p=0.5), positions=torch.arange(12), backend="triton")
+    assert (drawn.token_ids == 70).all()
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ def finish_kernel(
     if wanted is not None:
         wants = is_row & (tl.load(wanted.wanted + state) != 0)
         if columns is not None:
-            put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, wants == 0)
+            if wants == 0:
+                put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, row >= 0)
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
     if filtered == 0:
         noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
@@ -102,7 +103,7 @@ def finish_kernel(
         put(drawn, summary, row, -1, tl.where(highest == LAST_ID, _NONFINITE, _EMPTY), NO_TOKEN, 0.0, 0.0)
         tl.store(summary.rank + row, 0)
         if columns is not None:
-            put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, wants)
+            put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, row >= 0)
         return
 
     row_max = value_of(highest)
@@ -133,7 +134,8 @@ def finish_kernel(
             tl.store(summary.rank + row, 1)
         else:
             logprob = result_of(row_max, row_max, raw_log_mass if RAW else log_mass, temperature, RAW, LOGITS)
-            put_column(columns, row, token, logprob, 1, wants & is_known)
+            if wants & is_known:
+                put_column(columns, row, token, logprob, 1, row >= 0)
         if wants & (is_known == 0):
             _ask_for_rank(tiles, whole, columns, summary, row)
         return

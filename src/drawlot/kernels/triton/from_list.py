@@ -154,7 +154,7 @@ def draw_from_list(
             else:
                 # Unedited: the maximum of the raw logits is the row's.
                 logprob = result_of(value, row_max, raw_log_mass if RAW else log_mass, temperature, RAW, LOGITS)
-                put_column(columns, row, token, logprob, rank + 1, has_column & (token == winner))
+                put_column(columns, row, token, logprob, rank + 1, token == tl.where(has_column, winner, -1))
     return done
 
 

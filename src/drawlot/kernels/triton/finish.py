@@ -133,7 +133,7 @@ def finish_kernel(
         if columns is None:
             tl.store(summary.rank + row, 1)
         else:
-            logprob = result_of(row_max, row_max, raw_log_mass if RAW else log_mass, temperature, RAW, LOGITS)
+            logprob = result_of(row_max, row_max, log_mass, temperature, RAW, LOGITS)
             if wants & is_known:
                 put_column(columns, row, token, logprob, 1, row >= 0)
         if wants & (is_known == 0):

@@ -57,7 +57,8 @@ def line_of(orders, exists, found, need):
     low = tl.where(num < need, -LAST_ID, lowest)
     high = highest + 1
     pivots = _likely_lines(mean, deviation, need.to(tl.float32) / num, low, high)
-    while (reach > need + _SLACK) & (high != low + 1):
+    # Nothing is added to the need: of a row that lists all it is the largest number there is.
+    while (reach - _SLACK > need) & (high != low + 1):
         lower = _reaches(orders, pivots[0], pivots[1], exists)
         upper = _reaches(orders, pivots[2], pivots[3], exists)
         lower, upper = sum_two(lower, upper)

@@ -109,8 +109,10 @@ class Tiles(NamedTuple):
     """float32, of the values; -inf for a tile without a token"""
     sums: Tensor
     """float32, sum of exp((value - tile maximum) scale); NaN where a logit or value is NaN or +inf"""
+    seconds: Tensor
+    """int32: the best group of four neighbours, and a bound of the others; see `scan.best_group`"""
     raw_maxima: Tensor | None
-    """The same of raw logits at T = 1, for rows in which they differ; None: no row wants raw logprobs"""
+    """Maxima and sums of raw logits at T = 1, for rows in which they differ; None: no row wants raw logprobs"""
     raw_sums: Tensor | None
     stride: int
     control: Tensor
@@ -123,7 +125,7 @@ class Tiles(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Scratch: the best tokens of each row, ascending by id."""
+    """Scratch: the best tokens of each row, those of a tile side by side, else in any order."""
 
     tile_ids: Tensor
     """int32 [N, T]"""

@@ -9,8 +9,9 @@ from drawlot.kernels.triton.listing import (
     comes_before,
     line_of,
     list_tokens,
+    load_groups,
     load_list,
-    load_tiles,
+    select_groups,
     select_tiles,
     survey,
 )
@@ -43,6 +44,7 @@ def columns_kernel(
     LOGITS: tl.constexpr,
     T: tl.constexpr,
     ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
     GATHER: tl.constexpr,
     TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -89,11 +91,14 @@ def columns_kernel(
         tile = tl.arange(0, T)
         at = row * tiles.stride + tile
         maxima = tl.load(tiles.maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
+        seconds = tl.load(tiles.seconds + at, mask=tile < rows.num_tiles, other=MINUS_INF_ORDER)
         if RAW and tiles.raw_sums is not None:
             if raw_apart(rows, states, state, row):
                 maxima = tl.load(tiles.raw_maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
+                # Any group may have the maximum.
+                seconds = order_of(maxima)
         if (num_top > 0) & (num_top <= ROOM):
-            _put_top(rows, row, lists, maxima, num_top, law, ids, logprobs, RAW, LOGITS, T, ROOM, GATHER, TILES)
+            _put_top(rows, row, lists, maxima, seconds, num_top, law, ids, logprobs, RAW, LOGITS, ROOM, BLOCK, TILES)
         if rank == 0:
             tl.debug_barrier()
             rank = 1 + _count_before(rows, row, lists, maxima, tl.max(x), token, law, RAW, T, GATHER)
@@ -114,33 +119,26 @@ def _put_top(
     row,
     lists,
     maxima,
+    seconds,
     num_top,
     law,
     ids,
     logprobs,
     RAW: tl.constexpr,
     LOGITS: tl.constexpr,
-    T: tl.constexpr,
     ROOM: tl.constexpr,
-    GATHER: tl.constexpr,
+    BLOCK: tl.constexpr,
     TILES: tl.constexpr,
 ):
     """Stores the first num_top (at most ROOM) kept tokens of the order from column 1 on."""
     _, _, _, cut_order, cut_id = law
-    tile = tl.arange(0, T)
     has_token = maxima > MINUS_INF
     orders = order_of(maxima)
     found = survey(maxima, maxima != maxima)
     line, _ = line_of(orders, has_token, found, num_top)
     cut_id = tl.where(line > cut_order, LAST_ID, cut_id)
     cut_order = tl.maximum(line, cut_order)
-    selected = has_token & (orders >= cut_order)
-    select_tiles(lists, row, tile, selected)
-    clear_list(lists, row, ROOM)
-    num_selected = tl.sum(selected.to(tl.int32))
-    tl.debug_barrier()
-    first, x = load_tiles(rows, None, row, lists, 0, num_selected, RAW, GATHER)
-    listed = list_tokens(rows, None, row, lists, num_selected, first, x, cut_order, cut_id, RAW, ROOM, GATHER)
+    listed = _list_from(rows, row, lists, orders, seconds, cut_order, cut_id, RAW, ROOM, BLOCK)
     if listed > ROOM:
         # Too many reach the line: the exact cut, which leaves num_top of them.
         cut_order64, cut_id = cut_at_count(
@@ -148,13 +146,7 @@ def _put_top(
         )
         cut_order = cut_order64.to(tl.int32)
         tl.debug_barrier()
-        selected = has_token & (orders >= cut_order)
-        select_tiles(lists, row, tile, selected)
-        clear_list(lists, row, ROOM)
-        num_selected = tl.sum(selected.to(tl.int32))
-        tl.debug_barrier()
-        first, x = load_tiles(rows, None, row, lists, 0, num_selected, RAW, GATHER)
-        listed = list_tokens(rows, None, row, lists, num_selected, first, x, cut_order, cut_id, RAW, ROOM, GATHER)
+        listed = _list_from(rows, row, lists, orders, seconds, cut_order, cut_id, RAW, ROOM, BLOCK)
     tl.debug_barrier()
     value, token = load_list(lists, row, tl.arange(0, ROOM))
     rank = tl.zeros([ROOM], tl.int32)
@@ -167,6 +159,27 @@ def _put_top(
     top = (tl.arange(0, ROOM) < listed) & (rank < num_top)
     tl.store(ids + 1 + rank, token, mask=top)
     tl.store(logprobs + 1 + rank, _result(value, token, law, RAW, LOGITS), mask=top)
+
+
+@triton.jit
+def _list_from(
+    rows,
+    row,
+    lists,
+    orders,
+    seconds,
+    cut_order,
+    cut_id,
+    RAW: tl.constexpr,
+    ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Lists the tokens that are not after a cut; returns how many there are, if they fit."""
+    clear_list(lists, row, ROOM)
+    num_alone, num_crowded = select_groups(lists, row, orders, seconds, tl.maximum(cut_order, MINUS_INF_ORDER + 1))
+    tl.debug_barrier()
+    group, x = load_groups(rows, None, row, lists, 0, num_alone, num_crowded, RAW, ROOM, BLOCK)
+    return list_tokens(rows, None, row, lists, num_alone, num_crowded, group, x, cut_order, cut_id, RAW, ROOM, BLOCK)
 
 
 @triton.jit

@@ -12,14 +12,13 @@ from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.reduce import sum_of_masses
 from drawlot.kernels.triton.refused import load_allowed, without_refused
-from drawlot.kernels.triton.scan import raw_apart
+from drawlot.kernels.triton.scan import GROUP, GROUPS, group_of, raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, temperature_of
 from drawlot.kernels.triton.summary import COUNT, COUNT_OF_RANKS, GREEDY, NO_TOKEN, TILES, WHOLE, put, put_cut
 from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
     MINUS_INF_ORDER,
-    TILE,
     is_edited,
     order_of,
     value_of,
@@ -47,10 +46,10 @@ def finish_kernel(
     WIDE: tl.constexpr,
     T: tl.constexpr,
     ROOM: tl.constexpr,
-    GATHER: tl.constexpr,
+    BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: one row. T: power of two >= number of tiles; ROOM: tokens of a list; GATHER: tiles read at a time.
+    """Program: one row. T: power of two >= number of tiles; ROOM: tokens of a list; BLOCK: groups read at a time.
 
     columns: of rows with one column, which need no launch of their own; None: another launch fills them. RAW, LOGITS:
     what they hold, as for `columns_kernel`.
@@ -83,6 +82,7 @@ def finish_kernel(
         is_row, draws = is_row & (undrawn < 2), undrawn == 0
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
+    seconds = tl.load(tiles.seconds + at, mask=exists, other=MINUS_INF_ORDER)
     refused = None
     if tiles.refused is not None:
         refused = tl.load(tiles.refused + row)
@@ -92,7 +92,9 @@ def finish_kernel(
         return
     if refused is not None:
         if refused >= 0:
-            maxima, sums = without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums)
+            maxima, sums, seconds = without_refused(
+                rows, states, tiles, state, row, refused, tile, maxima, sums, seconds
+            )
             tl.debug_barrier()
 
     orders = order_of(maxima)
@@ -109,9 +111,9 @@ def finish_kernel(
     row_max = value_of(highest)
     # A row whose filters keep everything draws as one without filters, to the bit: where its tokens fit, both list.
     lists_it = (temperature != 0) & ((filtered & (top_k <= ROOM)) | (num_tiles <= ROOM))
-    begun = found[0], num_tiles, tl.zeros([GATHER], tl.int32), tl.zeros([GATHER, TILE], tl.float32)
+    begun = found[0], num_tiles, num_tiles, tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK, GROUP], tl.float32)
     if lists_it:
-        begun = begin_list(rows, refused, row, lists, maxima, found, (top_k, top_p, min_p), T, GATHER)
+        begun = begin_list(rows, refused, row, lists, maxima, seconds, found, (top_k, top_p, min_p), T, ROOM, BLOCK)
     # While tokens are being loaded.
     raw_log_mass = row_max
     if tiles.raw_sums is not None:
@@ -124,8 +126,8 @@ def finish_kernel(
         # Edits move tokens of raw logits: their ranks are to be counted.
         is_known = is_edited(rows, row) == 0
     if temperature == 0:
-        best = tl.min(tl.where(orders == highest, tile, LAST_ID))
-        ids = best * TILE + tl.arange(0, TILE)
+        best = tl.min(tl.where(orders == highest, tile * GROUPS + group_of(seconds), LAST_ID))
+        ids = best * GROUP + tl.arange(0, GROUP)
         token = tl.min(tl.where(load_allowed(rows, refused, row, ids, ids >= 0) == row_max, ids, LAST_ID))
         put_cut(summary, row, MINUS_INF, -1)
         log_mass = log_row_mass(maxima, sums, row_max)
@@ -164,7 +166,7 @@ def finish_kernel(
             LOGITS,
             WIDE,
             ROOM,
-            GATHER,
+            BLOCK,
         )
     if done:
         if wants & (is_known == 0):

@@ -4,14 +4,22 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.column_values import put_column, result_of
-from drawlot.kernels.triton.listing import line_of, list_tokens, load_list, load_tiles, select_tiles, survey
+from drawlot.kernels.triton.listing import (
+    comes_before,
+    line_of,
+    list_tokens,
+    load_groups,
+    load_list,
+    select_groups,
+    survey,
+)
 from drawlot.kernels.triton.noise import gumbel
 from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, z_of
 from drawlot.kernels.triton.reduce import sum_by_tile, sum_two, winner_of
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import LISTED, put
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, order_of
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, MINUS_INF_ORDER, TILE, ids_of, order_of
 
 _WITHOUT_TOP_K = tl.constexpr(64)
 """Tokens that the list of a row without top_k holds at least"""
@@ -27,16 +35,18 @@ def begin_list(
     row,
     lists,
     maxima,
+    seconds,
     found,
     filters,
     T: tl.constexpr,
-    GATHER: tl.constexpr,
+    ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Draws a line that all tokens reach which the row may keep, and begins to load the tiles that do.
+    """Draws a line that all tokens reach which the row may keep, and begins to load what may reach it.
 
-    refused: as for `load_tiles`; maxima: float32 [T], of the row's tiles; found: what `survey` says of them; filters:
-    of `filters_of`. Returns the line, an order (-LAST_ID: the row has no token below), how many tiles reach it, and of
-    the first of these what `load_tiles` returns. The list has been cleared.
+    refused: as for `load_groups`; maxima, seconds: [T], of the row's tiles; found: what `survey` says of them;
+    filters: of `filters_of`. Returns the line, an order (-LAST_ID: the row has no token below), what `select_groups`
+    returns, and what `load_groups` returns of the first.
     """
     top_k, top_p, min_p = filters
     filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
@@ -51,15 +61,12 @@ def begin_list(
         token_orders = order_of(x)
         has_value = x > MINUS_INF
         line, _ = line_of(token_orders, has_value, survey(x, x != x), need)
-        selected = has_token & (orders >= line)
-        num_selected = tl.sum(selected.to(tl.int32))
     else:
-        line, num_selected = line_of(orders, has_token, found, need)
-        selected = has_token & (orders >= line)
-    select_tiles(lists, row, tile, selected)
+        line, _ = line_of(orders, has_token, found, need)
+    num_alone, num_crowded = select_groups(lists, row, orders, seconds, tl.maximum(line, MINUS_INF_ORDER + 1))
     tl.debug_barrier()
-    next_tile, next_x = load_tiles(rows, refused, row, lists, 0, num_selected, False, GATHER)
-    return line, num_selected, next_tile, next_x
+    group, x = load_groups(rows, refused, row, lists, 0, num_alone, num_crowded, False, ROOM, BLOCK)
+    return line, num_alone, num_crowded, group, x
 
 
 @triton.jit
@@ -85,7 +92,7 @@ def draw_from_list(
     LOGITS: tl.constexpr,
     WIDE: tl.constexpr,
     ROOM: tl.constexpr,
-    GATHER: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Whether the list held all that the row keeps; if so, its token and summary are stored.
 
@@ -94,8 +101,8 @@ def draw_from_list(
     columns, if there are any, are to have the token; raw_log_mass: of the raw logits, if they have the same values.
     """
     top_k, top_p, min_p = filters
-    line, num_selected, next_tile, next_x = begun
-    listed = list_tokens(rows, refused, row, lists, num_selected, next_tile, next_x, line, LAST_ID, False, ROOM, GATHER)
+    line, num_alone, num_crowded, group, x = begun
+    listed = list_tokens(rows, refused, row, lists, num_alone, num_crowded, group, x, line, LAST_ID, False, ROOM, BLOCK)
     done = listed <= ROOM
     tl.debug_barrier()
     if done:
@@ -109,7 +116,7 @@ def draw_from_list(
         if draws:
             tile_noise = gumbel(tile, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
             token_noise = gumbel(token, key[0], key[1], TARGET_TOKEN, key[2], key[3], WIDE)
-        rank = _ranks(lists, row, listed, value, slot, ROOM)
+        rank = _ranks(lists, row, listed, value, token, slot, ROOM)
 
         # How many tokens top_k and min_p keep, and whether the list shows it.
         num_kept = tl.where(top_k > 0, tl.minimum(top_k, listed), listed).to(tl.int32)
@@ -159,19 +166,18 @@ def draw_from_list(
 
 
 @triton.jit
-def _ranks(lists, row, listed, value, slot, ROOM: tl.constexpr):
+def _ranks(lists, row, listed, value, token, slot, ROOM: tl.constexpr):
     """How many tokens of the list come before each of it, int32 [ROOM]; those after its end come last.
 
     By comparing all pairs, the others along axis 0, where threads add up alone: for so few tokens quicker than putting
-    them in order. Equal values stand in the list by id.
+    them in order.
     """
     rank = tl.zeros([2, ROOM], tl.int32)
     start = 0
     while start < listed:
         other = start + tl.arange(0, _CHUNK)
-        other_value, _ = load_list(lists, row, other)
-        earlier = other_value[:, None] > value[None, :]
-        earlier |= (other_value[:, None] == value[None, :]) & (other[:, None] < slot[None, :])
+        other_value, other_token = load_list(lists, row, other)
+        earlier = comes_before(other_value[:, None], other_token[:, None], value[None, :], token[None, :])
         rank += tl.sum(earlier.to(tl.int32).reshape(_CHUNK // 2, 2, ROOM), 0)
         start += _CHUNK
     return tl.where(slot < listed, tl.sum(rank, 0), slot)

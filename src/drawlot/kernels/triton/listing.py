@@ -1,16 +1,15 @@
-"""Short lists of a row's best tokens: a line that enough tokens reach, and the tiles that can hold them."""
+"""Short lists of a row's best tokens: a line that enough tokens reach, and the groups that can hold them."""
 
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.reduce import span_and_moments, sum_two
+from drawlot.kernels.triton.reduce import span_and_moments, sum_two, total_of
 from drawlot.kernels.triton.refused import load_allowed
+from drawlot.kernels.triton.scan import GROUP, GROUPS, group_of, others_of
 from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
     MINUS_INF_ORDER,
-    TILE,
-    ids_of,
     load_raw,
     order_of,
     value_of,
@@ -117,6 +116,28 @@ def clear_list(lists, row, ROOM: tl.constexpr):
 
 
 @triton.jit
+def select_groups(lists, row, orders, seconds, line):
+    """Lists the groups of four that may have tokens of this order (int32) or more: returns how many there are.
+
+    orders, seconds: [T], of tile maxima and as in `Tiles`. Tiles of which one group does are listed by this group, from
+    the front; the others by themselves, from the back; their numbers are returned. A barrier must follow.
+    """
+    tile = tl.arange(0, orders.shape[0])
+    crowded = others_of(seconds) >= line
+    alone = (orders >= line) & (crowded == 0)
+    flags = tl.where(alone, 1, tl.where(crowded, _SECOND, 0))
+    before = tl.cumsum(flags, 0) - flags
+    at = tl.where(alone, before & 0xFFFF, lists.width - 1 - (before >> _COUNT_BITS))
+    tl.store(
+        lists.tile_ids + row * lists.width + at,
+        tl.where(alone, tile * GROUPS + group_of(seconds), tile),
+        mask=alone | crowded,
+    )
+    number = total_of(flags)
+    return number & 0xFFFF, number >> _COUNT_BITS
+
+
+@triton.jit
 def _side_by_side(at):
     """Where tokens are stored. Neighbours are not side by side, but only so does the compiler keep a block's layout.
 
@@ -127,19 +148,40 @@ def _side_by_side(at):
 
 
 @triton.jit
-def load_tiles(rows, refused, row, lists, start, num_selected, RAW: tl.constexpr, TILES: tl.constexpr):
-    """Selected tiles from a place on, int32 [TILES], and their values [TILES, 128], -inf after the last one.
+def load_groups(
+    rows,
+    refused,
+    row,
+    lists,
+    start,
+    num_alone,
+    num_crowded,
+    RAW: tl.constexpr,
+    ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Selected groups from a place on, int32 [BLOCK], and their values [BLOCK, 4], -inf where there is no group.
 
-    refused: a token that has no value then; None: there is none.
+    The first ROOM places are those of groups, then come the crowded tiles, all of each. refused: a token that has no
+    value then; None: there is none.
     """
-    slot = start + tl.arange(0, TILES)
-    exists = slot < num_selected
-    tile = tl.load(lists.tile_ids + row * lists.width + slot, mask=exists, other=0)
+    slot = start + tl.arange(0, BLOCK)
+    is_alone, crowded = slot < ROOM, (slot - ROOM) // GROUPS
+    exists = tl.where(is_alone, slot < num_alone, crowded < num_crowded)
+    at = tl.where(is_alone, slot, lists.width - 1 - crowded)
+    group = tl.load(lists.tile_ids + row * lists.width + at, mask=exists, other=0)
+    group = tl.where(is_alone, group, group * GROUPS + slot % GROUPS)
+    ids, mask = _ids_of_groups(group), exists[:, None]
     if RAW:
-        x = load_raw(rows, row, ids_of(tile), exists[:, None])
+        x = load_raw(rows, row, ids, mask)
     else:
-        x = load_allowed(rows, refused, row, ids_of(tile), exists[:, None])
-    return tile, x
+        x = load_allowed(rows, refused, row, ids, mask)
+    return group, x
+
+
+@triton.jit
+def _ids_of_groups(group):
+    return group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
 
 
 @triton.jit
@@ -148,61 +190,55 @@ def list_tokens(
     refused,
     row,
     lists,
-    num_selected,
-    next_tile,
-    next_x,
+    num_alone,
+    num_crowded,
+    group,
+    x,
     cut_order,
     cut_id,
     RAW: tl.constexpr,
     ROOM: tl.constexpr,
-    TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Lists the tokens of the selected tiles that are not after (cut_order, cut_id).
+    """Lists the tokens of the selected groups that are not after (cut_order, cut_id).
 
-    next_tile, next_x: what `load_tiles` returns of the first ones. They are listed
-    ascending by id but for four neighbours, which stand in the order of tokens.
+    num_alone, num_crowded: of `select_groups`; group, x: what `load_groups` returns of the first ones.
 
     Returns how many tokens there are, counting on to the block where the room ends. A barrier must follow before the
     list is read.
     """
     # Every finite value reaches the lowest one.
     cut_value = value_of(tl.maximum(cut_order, MINUS_INF_ORDER + 1))
-    listed = 0
+    num_slots = ROOM + num_crowded * GROUPS
+    # More groups than room have more tokens.
+    listed = tl.where(num_alone > ROOM, num_alone, 0)
     start = 0
-    while (start < num_selected) & (listed <= ROOM):
-        slot, tile, x = start + tl.arange(0, TILES), next_tile, next_x
-        start += TILES
-        if start < num_selected:
+    while (start < num_slots) & (listed <= ROOM):
+        ids, own = _ids_of_groups(group), x
+        start += BLOCK
+        if start < num_slots:
             # While these are listed.
-            next_tile, next_x = load_tiles(rows, refused, row, lists, start, num_selected, RAW, TILES)
-        ids = ids_of(tile)
-        kept = x >= cut_value
+            group, x = load_groups(rows, refused, row, lists, start, num_alone, num_crowded, RAW, ROOM, BLOCK)
+        kept = own >= cut_value
         if cut_id != LAST_ID:
-            kept = kept & ((x != cut_value) | (ids <= cut_id))
-        x = tl.where(kept, x, MINUS_INF).reshape(TILES, TILE // 4, 4)
-        ids = ids.reshape(TILES, TILE // 4, 4)
-        of_four = tl.sum((x > MINUS_INF).to(tl.int32), 2)
-        before = tl.cumsum(of_four, 1) - of_four
-        is_crowded = (of_four > 1).to(tl.int32)
-        of_tile = tl.sum(of_four + (is_crowded << _COUNT_BITS), 1)
-        until = tl.sum(tl.where(slot[:, None] <= slot[None, :], of_tile[:, None], 0), 0)
-        num, num_crowded = tl.max(until) & 0xFFFF, tl.max(until) >> _COUNT_BITS
-        first = listed + (until & 0xFFFF)[:, None] - (of_tile & 0xFFFF)[:, None]
+            kept = kept & ((own != cut_value) | (ids <= cut_id))
+        own = tl.where(kept, own, MINUS_INF)
         # Of four neighbours seldom more than one is kept.
-        taken, most = 0, tl.where(num_crowded > 0, 4, 1)
+        number = tl.sum(kept.to(tl.int32), 1)
+        flags = number + tl.where(number > 1, _SECOND, 0)
+        before = tl.cumsum(flags, 0) - flags
+        first = listed + (before & 0xFFFF)
+        total = total_of(flags)
+        taken, most = 0, tl.where(total >= _SECOND, 4, 1)
         while taken < most:
-            value = tl.max(x, 2)
-            token = tl.min(tl.where(x == value[:, :, None], ids, LAST_ID), 2)
-            # The hint keeps a warp's layout.
-            at = tl.max_contiguous(first + before, [1, 2])
-            fits = (of_four > taken) & (before < ROOM - first)
-            tl.store(lists.token_values + row * lists.room + at, value, mask=fits)
-            tl.store(lists.token_ids + row * lists.room + at, token, mask=fits)
+            value = tl.max(own, 1)
+            token = tl.min(tl.where(own == value[:, None], ids, LAST_ID), 1)
+            fits = (number > taken) & (first + taken < ROOM)
+            tl.store(lists.token_values + row * lists.room + first + taken, value, mask=fits)
+            tl.store(lists.token_ids + row * lists.room + first + taken, token, mask=fits)
+            own = tl.where(ids == token[:, None], MINUS_INF, own)
             taken += 1
-            if taken < most:
-                x = tl.where(ids == token[:, :, None], MINUS_INF, x)
-                before += 1
-        listed += num
+        listed += total & 0xFFFF
     return listed
 
 

@@ -11,6 +11,7 @@ from drawlot.kernels.triton.columns import columns_kernel
 from drawlot.kernels.triton.launch import Launch, pack
 from drawlot.kernels.triton.scan import scan_kernel
 from drawlot.kernels.triton.workspace import (
+    BLOCK,
     GATHER,
     NUM_WARPS,
     ROOM,
@@ -40,6 +41,7 @@ def launch_of_columns(work: Workspace, wanted: Wanted, drawn: Drawn, columns: Co
         LOGITS=mode.endswith("logits"),
         T=work.tile_block,
         ROOM=ROOM,
+        BLOCK=BLOCK,
         GATHER=GATHER,
         TILES=WHOLE_TILES,
         OVERLAP=overlaps(drawn.status.device),

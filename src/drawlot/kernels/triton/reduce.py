@@ -60,6 +60,12 @@ def sum_of_masses(mass):
 
 
 @triton.jit
+def total_of(count):
+    """Sum of an int32 block."""
+    return tl.sum(tl.sum(_rows(count), 1), 0)
+
+
+@triton.jit
 def sum_two(first, second):
     """Sums of two blocks."""
     if _ONE_BY_ONE:

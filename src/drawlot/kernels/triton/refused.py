@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.scan import tile_sums
+from drawlot.kernels.triton.scan import best_group, tile_sums
 from drawlot.kernels.triton.states import scan_scale
 from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, slot_of
 
@@ -18,7 +18,7 @@ def load_allowed(rows, refused, row, ids, mask):
 
 
 @triton.jit
-def without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums):
+def without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums, seconds):
     """Stores and returns a row's tiles without a token; raw logprobs keep what the scan found."""
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
     if tiles.raw_sums is not None:
@@ -31,11 +31,13 @@ def without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums
             tl.store(tiles.raw_sums + at, sums, mask=exists)
     touched = refused // TILE + tl.arange(0, 1)
     x = load_allowed(rows, refused, row, ids_of(touched), touched[:, None] >= 0)
-    new_maxima = tl.max(x, 1)
+    new_maxima, new_seconds = best_group(x)
     new_sum = tl.max(tile_sums(x, new_maxima, scan_scale(states, state)))
     maxima = tl.where(tile == refused // TILE, tl.max(new_maxima), maxima)
+    seconds = tl.where(tile == refused // TILE, tl.max(new_seconds), seconds)
     # What the mask hides may have been bad.
     sums = tl.where((tile == refused // TILE) & (sums == sums), new_sum, sums)
     tl.store(tiles.maxima + at, maxima, mask=tile == refused // TILE)
     tl.store(tiles.sums + at, sums, mask=tile == refused // TILE)
-    return maxima, sums
+    tl.store(tiles.seconds + at, seconds, mask=tile == refused // TILE)
+    return maxima, sums, seconds

@@ -13,9 +13,9 @@ from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.scan import scan_kernel
 from drawlot.kernels.triton.whole_rows import whole_rows_kernel
 from drawlot.kernels.triton.workspace import (
+    BLOCK,
     FEW_REGISTERS,
     FINISH_REGISTERS,
-    GATHER,
     LONG_ROOM,
     NUM_WARPS,
     ROOM,
@@ -109,7 +109,7 @@ def launches_of_draw(
             WIDE=wide,
             T=work.tile_block,
             ROOM=ROOM,
-            GATHER=GATHER,
+            BLOCK=BLOCK,
             maxnreg=FINISH_REGISTERS,
             few_programs=num_multiprocessors(drawn.status.device),
             maxnreg_of_few=FEW_REGISTERS,

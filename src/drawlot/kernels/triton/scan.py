@@ -1,4 +1,4 @@
-"""The one read of the logits: maximum and mass of every tile of 128 ids."""
+"""The one read of the logits: mass, maximum and best group of every tile of 128 ids."""
 
 import triton
 import triton.language as tl
@@ -7,15 +7,19 @@ from drawlot.kernels.triton.pdl import let_next_start
 from drawlot.kernels.triton.states import scan_scale
 from drawlot.kernels.triton.values import (
     MINUS_INF,
+    MINUS_INF_ORDER,
     edited,
     grammar_masked,
     ids_of,
     is_edited,
     load_logits,
+    order_of,
     slot_of,
+    value_of,
 )
 
 _FEW = tl.constexpr(4)
+GROUP, GROUPS = tl.constexpr(4), tl.constexpr(32)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -28,6 +32,33 @@ def tile_sums(x, maxima, scale):
     finite = tl.where(maxima == MINUS_INF, 0.0, maxima)
     # The difference first: scaled values would tie where logits do not.
     return tl.sum(tl.exp2((x - finite[:, None]) * (scale * LOG2_E)), 1)
+
+
+@triton.jit
+def best_group(x):
+    """Of tiles [M, 128]: the maximum; the first of 32 groups of four neighbours that has it, and what the others reach.
+
+    The latter in one int32, see `group_of` and `others_of`.
+    """
+    # Four neighbours lie in one thread, and of 32 integers a warp finds the largest by one instruction.
+    order = order_of(tl.max(x.reshape(x.shape[0], GROUPS, GROUP), 2))
+    group = tl.arange(0, GROUPS)[None, :]
+    highest = tl.max(order, 1)
+    first = tl.min(tl.where(order == highest[:, None], group, GROUPS), 1)
+    others = tl.max(tl.where(group == first[:, None], MINUS_INF_ORDER, order), 1)
+    return value_of(highest), (others & -GROUPS) | first
+
+
+@triton.jit
+def group_of(seconds):
+    """The group that has a tile's maximum, 0 to 31."""
+    return seconds & (GROUPS - 1)
+
+
+@triton.jit
+def others_of(seconds):
+    """An order that no token of a tile's other groups exceeds; that of -inf if they have none."""
+    return seconds | (GROUPS - 1)
 
 
 @triton.jit
@@ -73,7 +104,7 @@ def _put_tiles(rows, states, tiles, wanted, row, state, tile, logits, EDITED: tl
     x = raw
     if EDITED:
         x = edited(rows, row, raw, ids, exists)
-    maxima = tl.max(x, 1)
+    maxima, seconds = best_group(x)
     sums = tile_sums(x, maxima, scan_scale(states, state))
     if rows.bitmask is not None or rows.overlay is not None or rows.edits is not None:
         # A mask hides a NaN from the sum, but not from the status of its row.
@@ -82,9 +113,10 @@ def _put_tiles(rows, states, tiles, wanted, row, state, tile, logits, EDITED: tl
     at = row * tiles.stride + tile
     tl.store(tiles.maxima + at, maxima, mask=tile < rows.num_tiles)
     tl.store(tiles.sums + at, sums, mask=tile < rows.num_tiles)
+    tl.store(tiles.seconds + at, seconds, mask=tile < rows.num_tiles)
     if tiles.raw_sums is not None:
         if raw_apart(rows, states, state, row) & (tl.load(wanted.wanted + state) != 0):
-            raw_maxima = tl.max(raw, 1)
+            raw_maxima, _ = best_group(raw)
             tl.store(tiles.raw_maxima + at, raw_maxima, mask=tile < rows.num_tiles)
             tl.store(tiles.raw_sums + at, tile_sums(raw, raw_maxima, 1.0), mask=tile < rows.num_tiles)
 

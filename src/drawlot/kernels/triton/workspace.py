@@ -15,8 +15,12 @@ SCAN_TILES, SCAN_WARPS = 16, 4
 """Tiles that a program of the scan reads, and its warps"""
 ROOM = 128
 """Tokens of a short list"""
-GATHER, FINISH_REGISTERS, FEW_REGISTERS = 32, 128, 160
-"""Tiles that a finish reads at a time; so many registers that two fit a multiprocessor, and that only one does"""
+BLOCK = 512
+"""Groups of four tokens that are read at a time for a short list"""
+FINISH_REGISTERS, FEW_REGISTERS = 128, 160
+"""So many that two programs of a finish fit a multiprocessor, and that only one does"""
+GATHER = 32
+"""Tiles that a count of tokens reads at a time"""
 WHOLE_TILES = 32
 """Tiles that a program reads at a time where it reads a whole row"""
 LONG_ROOM = 2048
@@ -63,7 +67,15 @@ class Workspace(NamedTuple):
         single, double, integer = torch.float32, torch.float64, torch.int32
         raw_maxima, raw_sums = (empty(single, n, width), empty(single, n, width)) if raw else (None, None)
         return cls(
-            Tiles(empty(single, n, width), empty(single, n, width), raw_maxima, raw_sums, width, empty(integer, 4)),
+            Tiles(
+                empty(single, n, width),
+                empty(single, n, width),
+                empty(integer, n, width),
+                raw_maxima,
+                raw_sums,
+                width,
+                empty(integer, 4),
+            ),
             Lists(
                 empty(integer, n, width),
                 empty(single, n, ROOM),

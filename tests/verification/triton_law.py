@@ -41,7 +41,7 @@ def law(given: Given) -> Law:
         # Of `standard` all coins before a rejection are low, of `block` the last low one decides alone.
         coins = np.full((requests, k), _HIGH)
         coins[:, :count] = _LOW
-        with tossed(coins), _heard(accept, weights, args[2].numpy()):
+        with tossed(coins), _heard(accept, weights, args[2].numpy(), count):
             verify_rows(given)
     if Method.BLOCK in verifier._methods.in_use():
         # One high coin, the last: whatever can be compared is weighed.
@@ -65,8 +65,8 @@ def tossed(coins: Numbers) -> Iterator[None]:
 
 
 @contextmanager
-def _heard(accept: Numbers, weights: Numbers, drafts: NDArray[np.int64]) -> Iterator[None]:
-    """Writes down thresholds of `standard`, and what rows draw from."""
+def _heard(accept: Numbers, weights: Numbers, drafts: NDArray[np.int64], rejecting: int) -> Iterator[None]:
+    """Writes down thresholds of `standard`, and what rows `rejecting` draw from at last."""
     tossing, by_coin, of_range, of_list = laws.coin_of, laws.accepts, draw.race_of_range, draw.race
     now = [0]
 
@@ -83,7 +83,7 @@ def _heard(accept: Numbers, weights: Numbers, drafts: NDArray[np.int64]) -> Iter
         return by_coin(methods, method, temperature, column, draft, token, ratio, coin)
 
     def put(ids: NDArray[np.int64], z: Any, key: Any, stream: Any) -> None:
-        if _number(stream) in _TOKENS:
+        if _number(stream) in _TOKENS and _number(key[3]) == rejecting:
             live = ids < weights.shape[2]
             weights[_number(key[0]), _number(key[3]), ids[live]] = np.exp(z.handle.data[live].astype(np.float64))
 

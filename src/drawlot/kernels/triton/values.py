@@ -41,10 +41,23 @@ def ids_of(tiles):
 
 
 @triton.jit
-def load_logits(rows, row, ids, mask):
+def slices_of(rows, tiles):
+    """int32 [M, S, 128 / S]: the ids of tiles [M] in slices of 128 bytes of logits.
+
+    Eight lanes read a slice, and a thread has a part of each slice of its tile: what a warp reduces, it reduces for
+    four tiles at once. M: at least four times the number of warps.
+    """
+    S: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth // 8
+    LANES: tl.constexpr = TILE // S
+    return (tiles * TILE)[:, None, None] + (tl.arange(0, S) * LANES)[None, :, None] + tl.arange(0, LANES)[None, None, :]
+
+
+@triton.jit
+def load_logits(rows, row, ids, mask, EVICTION: tl.constexpr = ""):
     """float32: the logits of a row (int64) at ids (int32) as the model gave them; -inf where masked or no token."""
     mask = mask & (ids < rows.vocab_size)
-    return tl.load(rows.logits + row * rows.stride + ids, mask=mask, other=MINUS_INF).to(tl.float32)
+    x = tl.load(rows.logits + row * rows.stride + ids, mask=mask, other=MINUS_INF, eviction_policy=EVICTION)
+    return x.to(tl.float32)
 
 
 @triton.jit

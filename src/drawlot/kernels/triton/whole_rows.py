@@ -10,12 +10,22 @@ from drawlot.kernels.triton.listing import append_between, comes_before
 from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
-from drawlot.kernels.triton.scan import tile_sums
+from drawlot.kernels.triton.scan import of_each, tile_maxima, tile_sums
 from drawlot.kernels.triton.slow_cut import slow_cut
 from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, temperature_of
 from drawlot.kernels.triton.summary import ARRIVALS, COUNT, COUNT_OF_RANKS, WHOLE, put, put_cut
 from drawlot.kernels.triton.together import is_last, wait_for_all
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, load_values, order_of, value_of
+from drawlot.kernels.triton.values import (
+    LAST_ID,
+    MINUS_INF,
+    TILE,
+    ids_of,
+    load_values,
+    order_of,
+    slices_of,
+    slot_of,
+    value_of,
+)
 
 
 @triton.jit
@@ -159,12 +169,23 @@ def _cut_row(rows, states, whole, summary, row, TILES: tl.constexpr, ROOM: tl.co
 
 @triton.jit
 def _weigh_part(rows, states, whole, summary, row, part, T: tl.constexpr, TILES: tl.constexpr):
-    """Sums the kept tokens of a part's tiles."""
+    """Sums the kept tokens of a part's tiles, laid out as in the scan."""
+    tile = part * TILES + tl.arange(0, TILES)
+    if rows.edits is None:
+        _weigh_tiles(rows, states, whole, summary, row, tile, slices_of(rows, tile), T)
+    elif slot_of(rows, row) < 0:
+        _weigh_tiles(rows, states, whole, summary, row, tile, slices_of(rows, tile), T)
+    else:
+        _weigh_tiles(rows, states, whole, summary, row, tile, ids_of(tile), T)
+
+
+@triton.jit
+def _weigh_tiles(rows, states, whole, summary, row, tile, ids, T: tl.constexpr):
     temperature = temperature_of(states, tl.load(states.index + row))
-    tile, ids, x = _part(rows, row, part, TILES)
+    x = load_values(rows, row, ids, of_each(tile < rows.num_tiles, ids))
     cut_value, cut_id = tl.load(summary.cut_value + row), tl.load(summary.cut_id + row)
     kept = (x > cut_value) | ((x == cut_value) & (ids <= cut_id))
-    sums = tile_sums(tl.where(kept, x, MINUS_INF), tl.max(x, 1), scale_of(temperature))
+    sums = tile_sums(tl.where(kept, x, MINUS_INF), tile_maxima(x), scale_of(temperature))
     tl.store(whole.kept_sums + row * T + tile, sums, mask=tile < rows.num_tiles)
 
 

@@ -86,7 +86,7 @@ class Judged(NamedTuple):
     parts: int
     maxima: Tensor
     """float32 [N]: p = exp((value - maximum) scale) / mass of the tokens up to the cut; this and all to `cut_ids` of
-    rows of open requests alone"""
+    rows of `block` alone"""
     masses: Tensor
     """float32 [N]"""
     scales: Tensor
@@ -96,7 +96,7 @@ class Judged(NamedTuple):
     cut_ids: Tensor
     """int32 [N]"""
     tokens: Tensor
-    """int32 [N]: what the row draws, all drafts before it being accepted; -1 where `block` has yet to say of what"""
+    """int32 [N]: what the row draws, all drafts before it being accepted, by `block` with P = 1"""
     hits: Tensor
     """int32 [N]: whether the draft is accepted, if all before it are, by all methods but `block`"""
     ratios: Tensor
@@ -104,25 +104,29 @@ class Judged(NamedTuple):
     coins: Tensor
     """float64 [N]"""
     prefixes: Tensor
-    """float64 [N]: P_i of open requests of `block`"""
+    """float64 [N]: P_i, of requests that have rows to be weighed"""
     weighed: Tensor
-    """int32 [N]: whether `Leftovers.left` knows the row, of open requests"""
+    """int32 [N]: whether `Leftovers` will know the row, of the same"""
 
 
 class Leftovers(NamedTuple):
-    """Scratch: rows that `block` has to weigh, and races of what is left."""
+    """Scratch: rows that `block` has to weigh, what is left of them, and noise of races."""
 
     rows: Tensor
     """int32 [N]: `control[0]` of them, in any order"""
+    requests: Tensor
+    """int32 [N]: whose they are"""
     control: Tensor
     """int32 [1]"""
     left: Tensor
     """float32 [N, stride]: sums of max(P p - q, 0) over blocks of a row"""
+    keys: Tensor
+    """[N, stride]: the largest key of a block in the race over tiles"""
+    best_tiles: Tensor
+    """int32 [N, stride]: whose it is"""
     stride: int
-    log_masses: Tensor
-    """[N, width]: logarithms of the tiles' masses, relative to the row's maximum, of rows of open requests"""
     noises: Tensor
-    """[N, width]: of the tiles"""
+    """[N, width]: of the tiles, of rows that draw of what is left"""
     width: int
     """Power of two >= number of tiles"""
 
@@ -132,10 +136,12 @@ class Verdicts(NamedTuple):
 
     num_drafts: Tensor
     """int32 [R]: before the first padding and, once settled, before the first bad row"""
-    open: Tensor
-    """int32 [R]: 1 if a later launch settles it"""
+    num_weighed: Tensor
+    """int32 [R]: rows to be weighed before it is settled"""
     lowest: Tensor
-    """int32 [R]: so many drafts are accepted at least, if it is open; all that are, if no row above has been weighed"""
+    """int32 [R]: so many drafts are accepted at least, if there are any"""
+    tickets: Tensor
+    """int32 [R], 0 between kernels"""
 
 
 class Verified(NamedTuple):

@@ -50,7 +50,6 @@ def draw_from_tiles(
     log_masses,
     noise,
     noises,
-    most_left,
     without,
     residual,
     alone,
@@ -60,16 +59,15 @@ def draw_from_tiles(
 ):
     """Of a row by the masses of its tiles; arguments as for `draw_from_list`.
 
-    log_masses, noise: [T]; noises: where the noise lies; most_left: float32 [T], as much q leaves of a tile at most;
-    without: a token to leave out, which the masses have not, or -1; TILES: read at a time.
+    log_masses, noise: [T]; noises: where the noise lies; without: a token to leave out, which the masses have not, or
+    -1; TILES: read at a time.
     """
-    line, _, q_shift, _, cut_value, cut_id, row_max, _, per_mass, prefix = law
+    line, _, q_shift, _, _, _, _, _, per_mass, prefix = law
     tile = tl.arange(0, T)
     best = tl.full([], -1, tl.int32)
     from_q = residual & (line >= 0)
     if from_q:
-        log_most = tl.where(most_left > 0, tl.log(tl.where(most_left > 0, most_left, 1.0)), MINUS_INF)
-        bounds = tl.minimum(log_masses + tl.log(prefix * per_mass), log_most) + noise
+        bounds = log_masses + tl.log(prefix * per_mass) + noise
         best = race_of_leftovers(rows, drafts, refused, law, noises, row, bounds, T, TILES)
         # A law of few tokens may be broken where the row keeps none.
         best = tl.where(q_shift == q_shift, best, -1)
@@ -80,12 +78,23 @@ def draw_from_tiles(
             noise = gumbel_of_range(0, T, key[0], key[1], tile_stream(residual, alone), key[2], key[3], WIDE)
     if best < 0:
         best, _payload = first_largest(log_masses + noise, tile, tile)
-    ids = best * TILE + tl.arange(0, TILE)
+    return draw_from_tile(
+        rows, drafts, refused, law, temperature, row, key, best, without, from_q, residual, alone, WIDE
+    )
+
+
+@triton.jit
+def draw_from_tile(
+    rows, drafts, refused, law, temperature, row, key, tile, without, from_q, residual, alone, WIDE: tl.constexpr
+):
+    """The race inside a tile, of what q leaves if from_q; arguments as for `draw_from_tiles`."""
+    _, _, _, _, cut_value, cut_id, row_max, _, _, _ = law
+    ids = tile * TILE + tl.arange(0, TILE)
     x = load_allowed(rows, refused, row, ids, ids >= 0)
     _p, left = weights_of(drafts, law, x, ids, ids >= 0)
     kept = is_kept(x, ids, cut_value, cut_id) & (ids != without)
     z = tl.where(kept, z_of(x, row_max, temperature, WIDE), MINUS_INF)
     log_left = tl.where(left > 0, tl.log(tl.where(left > 0, left, 1.0)), MINUS_INF).to(z.dtype)
-    stream = token_stream(residual, alone)
-    token = race_of_range(best * TILE, tl.where(from_q, log_left, z), key, stream, TILE, WIDE)
+    z = tl.where(from_q, log_left, z)
+    token = race_of_range(tile * TILE, z, key, token_stream(residual, alone), TILE, WIDE)
     return tl.minimum(token, rows.vocab_size - 1)

@@ -108,7 +108,7 @@ def law_kernel(
         if tiles.raw_sums is not None:
             _put_raw_law(rows, states, tiles, summary, state, row, at, exists, maxima, sums)
         if refused >= 0:
-            maxima, sums, _ = without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums, tile)
+            maxima, sums, _seconds = without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums, tile)
         status, row_max, mass = _put_law_of_tiles(summary, row, maxima, sums, scale)
         if temperature == 0:
             token = _first_token(rows, refused, row, row_max, tl.min(tl.where(maxima == row_max, tile, LAST_ID)))
@@ -117,66 +117,60 @@ def law_kernel(
     p = p_at_draft(x, draft, row_max, mass, temperature, cut_value, cut_id)
     ratio = tl.where(p == 0, 0.0, p / q)
     hit = accepts(methods, method, temperature, column, draft, token, ratio, coin)
-    # What `block` leaves of a row depends on the drafts before it.
-    is_open = (method == BLOCK) & (line >= 0)
     tl.store(verified.status + row, status)
     tl.store(summary.rank + row, 0)
     tl.store(judged.hits + row, hit.to(tl.int32))
     if method == BLOCK:
         tl.store(judged.ratios + row, ratio)
         tl.store(judged.coins + row, coin)
-    if is_open:
+    if (method == BLOCK) & (line >= 0):
         tl.store(judged.maxima + row, row_max)
         tl.store(judged.masses + row, mass)
         tl.store(judged.scales + row, scale)
         tl.store(judged.cut_values + row, cut_value)
         tl.store(judged.cut_ids + row, cut_id)
 
+    # By `block` a draft that its row accepts may be the one that is not: then its row draws as if it came first.
     draws = (hit == 0) | (column == given) | (method == BLOCK)
     if draws & (column <= given) & (token < 0) & (temperature != 0) & (status == 0):
         one = tl.full([], 1.0, tl.float32)
         law = line, draft, q_shift, q_factor, cut_value, cut_id, row_max, scale * LOG2_E, 1.0 / mass, one
         if path == LISTED:
-            if is_open == 0:
-                token = draw_from_list(step.drafts, lists, law, temperature, row, key, residual, alone, WIDE, ROOM)
+            token = draw_from_list(step.drafts, lists, law, temperature, row, key, residual, alone, WIDE, ROOM)
         else:
             log_masses, _z = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
             noises = leftovers.noises + row * leftovers.width
             tl.store(noises + tile, noise)
-            if is_open:
-                tl.store(leftovers.log_masses + row * leftovers.width + tile, log_masses)
-            else:
-                without = tl.where(residual & (line < 0), draft, -1)
-                if without >= 0:
-                    left = _masses_without(rows, refused, law, temperature, scale, row, without, tile, log_masses, WIDE)
-                    if tl.max(left) == MINUS_INF:
-                        # Nothing but the draft: then the row's own law.
-                        residual, without = residual & False, without * 0 - 1
-                        stream = tile_stream(residual, alone)
-                        noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
-                    else:
-                        log_masses = left
-                # The noise is read back.
-                tl.debug_barrier()
-                token = draw_from_tiles(
-                    rows,
-                    step.drafts,
-                    refused,
-                    law,
-                    temperature,
-                    row,
-                    key,
-                    log_masses,
-                    noise,
-                    noises,
-                    tl.full([T], float("inf"), tl.float32),
-                    without,
-                    residual,
-                    alone,
-                    WIDE,
-                    T,
-                    TILES,
-                )
+            without = tl.where(residual & (line < 0), draft, -1)
+            if without >= 0:
+                left = _masses_without(rows, refused, law, temperature, scale, row, without, tile, log_masses, WIDE)
+                if tl.max(left) == MINUS_INF:
+                    # Nothing but the draft: then the row's own law.
+                    residual, without = residual & False, without * 0 - 1
+                    stream = tile_stream(residual, alone)
+                    noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
+                else:
+                    log_masses = left
+            # The noise is read back.
+            tl.debug_barrier()
+            token = draw_from_tiles(
+                rows,
+                step.drafts,
+                refused,
+                law,
+                temperature,
+                row,
+                key,
+                log_masses,
+                noise,
+                noises,
+                without,
+                residual,
+                alone,
+                WIDE,
+                T,
+                TILES,
+            )
     tl.store(judged.tokens + row, token)
 
 

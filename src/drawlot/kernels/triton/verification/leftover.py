@@ -1,46 +1,34 @@
-"""What q leaves of p, max(P p - q, 0): of tokens, and summed over rows that `block` has to compare."""
+"""What q leaves of p, max(P p - q, 0): of tokens, and of blocks of the rows that `block` has to compare."""
 
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.noise import gumbel
+from drawlot.kernels.triton.reduce import largest
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.scan import LOG2_E
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, ids_of, load_logits
+from drawlot.kernels.triton.verification.requests import rows_of_request, step_key, tile_stream
 
 
 @triton.jit
-def weigh_kernel(
-    rows,
-    step,
-    judged,
-    leftovers,
-    num_programs,
-    num_blocks,
-    TILES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """All programs share the rows, TILES tiles at a time; num_blocks: of a row."""
-    follow(OVERLAP)
-    item = tl.program_id(0)
-    num_items = tl.load(leftovers.control) * num_blocks
-    while item < num_items:
-        row = tl.load(leftovers.rows + item // num_blocks).to(tl.int64)
-        block = item % num_blocks
-        tile = block * TILES + tl.arange(0, TILES)
-        ids, exists = ids_of(tile), (tile < rows.num_tiles)[:, None]
-        x = load_allowed(rows, tl.load(judged.refused + row), row, ids, exists)
-        law = law_of_row(judged, row, tl.load(judged.prefixes + row))
-        _p, left = weights_of(step.drafts, law, x, ids, exists)
-        tl.store(leftovers.left + row * leftovers.stride + block, tl.sum(tl.sum(left, 1), 0))
-        item += num_programs
-
-
-@triton.jit
-def left_of_row(leftovers, row, num_blocks, BLOCKS: tl.constexpr):
-    """float32: all that is left of a row that has been weighed. BLOCKS: power of two >= num_blocks."""
-    block = tl.arange(0, BLOCKS)
-    return tl.sum(tl.load(leftovers.left + row * leftovers.stride + block, mask=block < num_blocks, other=0.0))
+def weigh_block(rows, step, judged, leftovers, request, row, block, WIDE: tl.constexpr, TILES: tl.constexpr):
+    """Stores what is left of a block of TILES tiles, and which of them has the largest key of the race over tiles."""
+    tile = block * TILES + tl.arange(0, TILES)
+    ids, exists = ids_of(tile), (tile < rows.num_tiles)[:, None]
+    x = load_allowed(rows, tl.load(judged.refused + row), row, ids, exists)
+    law = law_of_row(judged, row, tl.load(judged.prefixes + row))
+    _p, left = weights_of(step.drafts, law, x, ids, exists)
+    masses = tl.sum(left, 1)
+    first, _ = rows_of_request(step.drafts, request)
+    key = step_key(step.states, tl.load(step.drafts.state_rows + request), first, row - first)
+    noise = gumbel(tile, key[0], key[1], tile_stream(row >= 0, row < 0), key[2], key[3], WIDE)
+    keys = tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + noise, MINUS_INF)
+    best_key, best, _ = largest(keys, tile, tile)
+    at = row * leftovers.stride + block
+    tl.store(leftovers.left + at, tl.sum(masses, 0))
+    tl.store(leftovers.keys + at, best_key)
+    tl.store(leftovers.best_tiles + at, best)
 
 
 @triton.jit

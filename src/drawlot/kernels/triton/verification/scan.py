@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.pdl import let_next_start
-from drawlot.kernels.triton.scan import LOG2_E, scan_block, tile_sums
-from drawlot.kernels.triton.values import MINUS_INF, ids_of, load_logits
+from drawlot.kernels.triton.scan import LOG2_E, scan_block, tile_maxima, tile_sums
+from drawlot.kernels.triton.values import MINUS_INF, load_logits, slices_of
 from drawlot.kernels.triton.verification.judge import judge_row
 from drawlot.kernels.triton.verification.requests import load_drafts, looks_at_q, rows_of_request
 
@@ -70,18 +70,15 @@ def _put_sums(
     if (column < num_drafts) & (state >= 0):
         if looks_at_q(step.states, methods, state):
             tile = block * TILES + tl.arange(0, TILES)
-            x = load_logits(
-                step.drafts.q,
-                state * step.drafts.lines + column,
-                ids_of(tile),
-                (tile < step.drafts.q.num_tiles)[:, None],
-            )
+            q = step.drafts.q
+            exists = (tile < q.num_tiles)[:, None, None]
+            x = load_logits(q, state * step.drafts.lines + column, slices_of(q, tile), exists, "evict_first")
             # Tiles of a part lie in one warp: no barrier.
-            maxima = tl.max(x, 1)
-            sums = tile_sums(x, maxima, 1.0).reshape(TILES // PARTS, PARTS)
-            maxima = maxima.reshape(TILES // PARTS, PARTS)
-            maximum = tl.max(maxima, 0)
-            shift = maxima - tl.where(maximum == MINUS_INF, 0.0, maximum)[None, :]
+            maxima = tile_maxima(x)
+            sums = tile_sums(x, maxima, 1.0).reshape(PARTS, TILES // PARTS)
+            maxima = maxima.reshape(PARTS, TILES // PARTS)
+            maximum = tl.max(maxima, 1)
+            shift = maxima - tl.where(maximum == MINUS_INF, 0.0, maximum)[:, None]
             at = (first + column) * judged.parts + block * PARTS + tl.arange(0, PARTS)
             tl.store(judged.q_maxima + at, maximum)
-            tl.store(judged.q_sums + at, tl.sum(sums * tl.exp2(shift * LOG2_E), 0))
+            tl.store(judged.q_sums + at, tl.sum(sums * tl.exp2(shift * LOG2_E), 1))

@@ -4,12 +4,14 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.reduce import largest
 from drawlot.kernels.triton.states import temperature_of
-from drawlot.kernels.triton.summary import LISTED
+from drawlot.kernels.triton.together import is_last
+from drawlot.kernels.triton.values import MINUS_INF
 from drawlot.kernels.triton.verification.acceptance import accept_block
-from drawlot.kernels.triton.verification.draw import draw_from_list, draw_from_tiles
-from drawlot.kernels.triton.verification.leftover import law_of_row, left_of_row
-from drawlot.kernels.triton.verification.requests import BLOCK, is_filtered, method_of, rows_of_request, step_key
+from drawlot.kernels.triton.verification.draw import draw_from_tile
+from drawlot.kernels.triton.verification.leftover import law_of_row, weigh_block
+from drawlot.kernels.triton.verification.requests import BLOCK, method_of, rows_of_request, step_key
 from drawlot.outputs import RowStatus
 
 _SKIPPED = tl.constexpr(int(RowStatus.SKIPPED))
@@ -38,7 +40,6 @@ def settle_kernel(
     follow(OVERLAP)
     if request == step.drafts.num_reqs - 1:
         _skip_rows(step.drafts, summary, verified, first + num_rows)
-    tl.store(verdicts.open + request, 0)
     none = tl.full([], -1, tl.int32)
     if state < 0:
         put_emitted(verified, request, at, exists, column, column, none + 1, none, K)
@@ -59,15 +60,14 @@ def settle_kernel(
             coin = tl.load(judged.coins + at, mask=column < n, other=2.0)
             has_laws = tl.max(line) >= 0
             accepted, weighed, prefix = accept_block(judged, at, column, n, ratio, has_laws, coin, K)
-            if has_laws:
-                # All draws of `block` come together, after those that have to wait for weights.
-                num_weighed = tl.sum(weighed.to(tl.int32))
-                if num_weighed > 0:
-                    slot = tl.atomic_add(leftovers.control, num_weighed) + tl.cumsum(weighed.to(tl.int32), 0) - 1
-                    tl.store(leftovers.rows + slot, at.to(tl.int32), mask=weighed)
+            num_weighed = tl.sum(weighed.to(tl.int32))
+            if num_weighed > 0:
+                slot = tl.atomic_add(leftovers.control, num_weighed) + tl.cumsum(weighed.to(tl.int32), 0) - 1
+                tl.store(leftovers.rows + slot, at.to(tl.int32), mask=weighed)
+                tl.store(leftovers.requests + slot, request.to(tl.int32), mask=weighed)
                 tl.store(judged.prefixes + at, prefix, mask=exists)
                 tl.store(judged.weighed + at, weighed.to(tl.int32), mask=exists)
-                tl.store(verdicts.open + request, 1)
+                tl.store(verdicts.num_weighed + request, num_weighed)
                 tl.store(verdicts.lowest + request, accepted)
                 return
 
@@ -79,88 +79,95 @@ def settle_kernel(
 def settle_blocks_kernel(
     rows,
     step,
-    lists,
     judged,
     leftovers,
     verdicts,
-    summary,
     verified,
+    num_programs,
     num_blocks,
     WIDE: tl.constexpr,
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
-    T: tl.constexpr,
     BLOCKS: tl.constexpr,
-    WEIGHED: tl.constexpr,
-    ROOM: tl.constexpr,
     TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: one request, if it is open: its rows are weighed by now.
+    """All programs share the rows to be weighed, TILES tiles at a time; the last one of a request settles it.
 
-    COLUMNS, T, BLOCKS: powers of two > K, >= tiles, >= num_blocks of a row, each of WEIGHED tiles; ROOM, TILES: as for
-    `law_kernel`.
+    COLUMNS, BLOCKS: powers of two > K, >= num_blocks of a row.
     """
-    request = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, COLUMNS)
-    first, num_rows = rows_of_request(step.drafts, request)
-    state = tl.load(step.drafts.state_rows + request)
-    at, exists = first + column, column < num_rows
     follow(OVERLAP)
-    if tl.load(verdicts.open + request) == 0:
-        return
+    item = tl.program_id(0)
+    num_items = tl.load(leftovers.control) * num_blocks
+    while item < num_items:
+        row = tl.load(leftovers.rows + item // num_blocks).to(tl.int64)
+        request = tl.load(leftovers.requests + item // num_blocks).to(tl.int64)
+        weigh_block(rows, step, judged, leftovers, request, row, item % num_blocks, WIDE, TILES)
+        if is_last(verdicts.tickets, request, tl.load(verdicts.num_weighed + request) * num_blocks):
+            _settle_weighed(
+                rows, step, judged, leftovers, verdicts, verified, request, num_blocks, WIDE, K, COLUMNS, BLOCKS
+            )
+        item += num_programs
+
+
+@triton.jit
+def _settle_weighed(
+    rows,
+    step,
+    judged,
+    leftovers,
+    verdicts,
+    verified,
+    request,
+    num_blocks,
+    WIDE: tl.constexpr,
+    K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """Settles a request whose rows are weighed by now."""
+    column, block = tl.arange(0, COLUMNS), tl.arange(0, BLOCKS)
+    first, num_rows = rows_of_request(step.drafts, request)
+    at = first + column
     n, lowest = tl.load(verdicts.num_drafts + request), tl.load(verdicts.lowest + request)
-    accepted = n
-    below = accepted != n
-    prefix = tl.load(judged.prefixes + first + n)
-    while (accepted > lowest) & (below == 0):
-        accepted -= 1
-        left = left_of_row(leftovers, first + accepted, num_blocks, BLOCKS)
-        prefix = tl.load(judged.prefixes + first + accepted)
-        rest = left + 1 - prefix
-        h = tl.where(rest == 0, 1.0, left / rest)
-        coin = tl.load(judged.coins + first + accepted - 1, mask=accepted > 0, other=2.0)
-        # Rows whose coin is not below P_i, of which h_i is a part, have not been weighed.
-        below = (accepted == lowest) | ((coin < prefix) & (coin < h))
+    weighed = tl.load(judged.weighed + at, mask=column < n, other=0) != 0
+    prefix = tl.load(judged.prefixes + at, mask=weighed, other=0.0)
+    coin = tl.load(judged.coins + at - 1, mask=weighed, other=2.0)
+    # Rows whose coin is not below P_i, of which h_i is a part, have not been weighed.
+    places, of_row = at[:, None] * leftovers.stride + block[None, :], weighed[:, None] & (block < num_blocks)[None, :]
+    left = tl.sum(tl.load(leftovers.left + places, mask=of_row, other=0.0), 1)
+    rest = left + 1 - prefix
+    h = tl.where(rest == 0, 1.0, left / rest)
+    accepted = tl.maximum(lowest, tl.max(tl.where(weighed & (coin < h), column, 0)))
     row = first + accepted
     token = tl.load(judged.tokens + row)
-    if (token < 0) & (tl.load(verified.status + row) == 0):
-        temperature = temperature_of(step.states, state)
+    shift = tl.load(judged.q_shifts + row)
+    # Of a law that is none the row's own was drawn from.
+    if (tl.max(tl.where(weighed & (column == accepted), 1, 0)) != 0) & (shift == shift):
+        state = tl.load(step.drafts.state_rows + request)
+        mask = block < num_blocks
+        keys = tl.load(leftovers.keys + row * leftovers.stride + block, mask=mask, other=MINUS_INF)
+        tile = tl.load(leftovers.best_tiles + row * leftovers.stride + block, mask=mask, other=0)
+        _, best, _ = largest(keys, tile, tile)
+        law = law_of_row(judged, row, tl.load(judged.prefixes + row))
         key = step_key(step.states, state, first, accepted)
-        law = law_of_row(judged, row, prefix)
-        path = tl.full([], -1, tl.int32)
-        if is_filtered(step.states, state):
-            path = tl.load(summary.path + row)
-        if path == LISTED:
-            token = draw_from_list(step.drafts, lists, law, temperature, row, key, accepted < n, False, WIDE, ROOM)
-        else:
-            tile = tl.arange(0, T)
-            # No tile has more left than its block, where that is known.
-            known = tile < tl.where(tl.load(judged.weighed + row) != 0, rows.num_tiles, 0)
-            block = row * leftovers.stride + tile // WEIGHED
-            most_left = tl.load(leftovers.left + block, mask=known, other=float("inf"))
-            noises = leftovers.noises + row * leftovers.width
-            token = draw_from_tiles(
-                rows,
-                step.drafts,
-                tl.load(judged.refused + row),
-                law,
-                temperature,
-                row,
-                key,
-                tl.load(leftovers.log_masses + row * leftovers.width + tile),
-                tl.load(noises + tile),
-                noises,
-                most_left,
-                -1,
-                accepted < n,
-                False,
-                WIDE,
-                T,
-                TILES,
-            )
+        token = draw_from_tile(
+            rows,
+            step.drafts,
+            tl.load(judged.refused + row),
+            law,
+            temperature_of(step.states, state),
+            row,
+            key,
+            best,
+            -1,
+            n >= 0,
+            n >= 0,
+            n < 0,
+            WIDE,
+        )
     draft = tl.load(judged.drafts + at, mask=column < n, other=-1)
-    put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
+    put_emitted(verified, request, at, column < num_rows, column, draft, accepted, token, K)
 
 
 @triton.jit

@@ -28,16 +28,15 @@ from drawlot.kernels.triton.verification.arguments import (
     Verified,
 )
 from drawlot.kernels.triton.verification.laws import law_kernel
-from drawlot.kernels.triton.verification.leftover import weigh_kernel
 from drawlot.kernels.triton.verification.scan import scan_step_kernel
 from drawlot.kernels.triton.verification.settle import settle_blocks_kernel, settle_kernel
-from drawlot.kernels.triton.workspace import ROOM, SCAN_TILES, SCAN_WARPS, Workspace, overlaps, programs_together
+from drawlot.kernels.triton.workspace import ROOM, SCAN_TILES, SCAN_WARPS, overlaps, programs_together
 from drawlot.outputs import LogitsRows, SparseDraftLogits
 
 WEIGH_TILES, WEIGH_WARPS, WEIGH_GRIDS = 8, 4, 4
 """Tiles that a program weighs at a time, its warps, and how many times `programs_together` there are"""
-LAW_WARPS, DRAW_WARPS = 8, 8
-"""Warps of a row's program, and of one that draws for a request of `block`"""
+LAW_WARPS = 8
+"""Warps of a row's program"""
 DRAW_TILES = 8
 """Tiles that a draw of what q leaves reads at a time"""
 
@@ -96,14 +95,21 @@ class _Memory(NamedTuple):
             ),
             Leftovers(
                 empty(integer, num_rows),
+                empty(integer, num_rows),
                 empty(integer, 1),
                 empty(single, num_rows, stride),
+                empty(double if wide else single, num_rows, stride),
+                empty(integer, num_rows, stride),
                 stride,
-                empty(double if wide else single, num_rows, width),
                 empty(double if wide else single, num_rows, width),
                 width,
             ),
-            Verdicts(empty(integer, num_reqs), empty(integer, num_reqs), empty(integer, num_reqs)),
+            Verdicts(
+                empty(integer, num_reqs),
+                empty(integer, num_reqs),
+                empty(integer, num_reqs),
+                torch.zeros(num_reqs, dtype=integer, device=device),
+            ),
             Verified(
                 empty(long, num_reqs, num_drafts + 1),
                 empty(integer, num_reqs),
@@ -124,7 +130,7 @@ class _Plan(NamedTuple):
     """For requests with filters and those of `coupled`"""
     laws: Launch
     settle: Launch
-    blocks: list[Launch]
+    settle_blocks: Launch | None
     """For requests of `block` whose drafts have laws"""
     columns: Launch | None
 
@@ -211,8 +217,8 @@ class StepVerifier:
             launch(n, finished_rows, packed_states)
         plan.laws(num_reqs * (self._num_drafts + 1), plain, step)
         plan.settle(num_reqs, plain, step)
-        for launch in plan.blocks:
-            launch(num_reqs, plain, step)
+        if plan.settle_blocks is not None:
+            plan.settle_blocks(num_reqs, plain, step)
         logprobs = None
         if plan.columns is not None and columns is not None:
             plan.columns(n, masked, packed_states)
@@ -367,40 +373,26 @@ class StepVerifier:
             launches_of_draw(work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide)[1:] if finishes else [],
             laws,
             settle,
-            self._launches_of_blocks(work, drawing, follow) if weighs else [],
+            self._launch_of_blocks({**shape, "WIDE": wide, **follow}) if weighs else None,
             None if columns is None else launch_of_columns(work, steps._wanted, emitted, columns, steps._mode),
         )
 
-    def _launches_of_blocks(self, work: Workspace, drawing: dict[str, Any], follow: dict[str, Any]) -> list[Launch]:
-        """Weigh rows, then settle their requests."""
+    def _launch_of_blocks(self, constants: dict[str, Any]) -> Launch:
+        """Weighs rows and settles their requests."""
         judged, leftovers, verdicts, verified, *_ = self._memory
         together = programs_together(self._methods.of_states.device) * WEIGH_GRIDS
         num_blocks = leftovers.stride
-        return [
-            Launch(
-                weigh_kernel,
-                lambda _: together,
-                judged,
-                leftovers,
-                together,
-                num_blocks,
-                TILES=WEIGH_TILES,
-                num_warps=WEIGH_WARPS,
-                **follow,
-            ),
-            Launch(
-                settle_blocks_kernel,
-                lambda num_reqs: num_reqs,
-                work.lists,
-                judged,
-                leftovers,
-                verdicts,
-                work.summary,
-                verified,
-                num_blocks,
-                BLOCKS=triton.next_power_of_2(num_blocks),
-                WEIGHED=WEIGH_TILES,
-                num_warps=DRAW_WARPS,
-                **drawing,
-            ),
-        ]
+        return Launch(
+            settle_blocks_kernel,
+            lambda _: together,
+            judged,
+            leftovers,
+            verdicts,
+            verified,
+            together,
+            num_blocks,
+            BLOCKS=triton.next_power_of_2(num_blocks),
+            TILES=WEIGH_TILES,
+            num_warps=WEIGH_WARPS,
+            **constants,
+        )

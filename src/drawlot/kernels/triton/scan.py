@@ -11,6 +11,7 @@ from drawlot.kernels.triton.values import (
     grammar_masked,
     ids_of,
     is_edited,
+    load_all_logits,
     load_logits,
     order_of,
     slices_of,
@@ -99,7 +100,7 @@ def scan_block(rows, states, tiles, wanted, item, num_blocks, TILES: tl.constexp
     ids = slices_of(rows, tile)
     let_next_start(OVERLAP)
     # Before the parameters, so that the program waits once. Skipped rows have logits too.
-    logits = load_logits(rows, row, ids, (tile < rows.num_tiles)[:, None, None], "evict_first")
+    logits = load_all_logits(rows, row, ids, (tile < rows.num_tiles)[:, None, None])
     if item == 0:
         tl.store(tiles.control + tl.arange(0, 4), 0)
     state = tl.load(states.index + row)

@@ -53,10 +53,17 @@ def slices_of(rows, tiles):
 
 
 @triton.jit
-def load_logits(rows, row, ids, mask, EVICTION: tl.constexpr = ""):
+def load_logits(rows, row, ids, mask):
     """float32: the logits of a row (int64) at ids (int32) as the model gave them; -inf where masked or no token."""
     mask = mask & (ids < rows.vocab_size)
-    x = tl.load(rows.logits + row * rows.stride + ids, mask=mask, other=MINUS_INF, eviction_policy=EVICTION)
+    return tl.load(rows.logits + row * rows.stride + ids, mask=mask, other=MINUS_INF).to(tl.float32)
+
+
+@triton.jit
+def load_all_logits(rows, row, ids, mask):
+    """As `load_logits`, for a pass over all rows, of which few are read again."""
+    mask = mask & (ids < rows.vocab_size)
+    x = tl.load(rows.logits + row * rows.stride + ids, mask=mask, other=MINUS_INF, eviction_policy="evict_first")
     return x.to(tl.float32)
 
 

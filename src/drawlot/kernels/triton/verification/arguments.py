@@ -86,7 +86,7 @@ class Judged(NamedTuple):
     parts: int
     maxima: Tensor
     """float32 [N]: p = exp((value - maximum) scale) / mass of the tokens up to the cut; this and all to `cut_ids` of
-    rows of `block` alone"""
+    rows of open requests alone"""
     masses: Tensor
     """float32 [N]"""
     scales: Tensor
@@ -96,7 +96,7 @@ class Judged(NamedTuple):
     cut_ids: Tensor
     """int32 [N]"""
     tokens: Tensor
-    """int32 [N]: what the row draws, all drafts before it being accepted, by `block` with P = 1"""
+    """int32 [N]: what the row draws, all drafts before it being accepted; of open requests: see `settle_open_kernel`"""
     hits: Tensor
     """int32 [N]: whether the draft is accepted, if all before it are, by all methods but `block`"""
     ratios: Tensor
@@ -104,20 +104,14 @@ class Judged(NamedTuple):
     coins: Tensor
     """float64 [N]"""
     prefixes: Tensor
-    """float64 [N]: P_i, of requests that have rows to be weighed"""
+    """float64 [N]: P_i of open requests"""
     weighed: Tensor
-    """int32 [N]: whether `Leftovers` will know the row, of the same"""
+    """int32 [N]: whether `Leftovers` will know the row, of open requests"""
 
 
 class Leftovers(NamedTuple):
-    """Scratch: rows that `block` has to weigh, what is left of them, and noise of races."""
+    """Scratch: what is left of rows that `block` has to compare, and what their races need."""
 
-    rows: Tensor
-    """int32 [N]: `control[0]` of them, in any order"""
-    requests: Tensor
-    """int32 [N]: whose they are"""
-    control: Tensor
-    """int32 [1]"""
     left: Tensor
     """float32 [N, stride]: sums of max(P p - q, 0) over blocks of a row"""
     keys: Tensor
@@ -125,6 +119,8 @@ class Leftovers(NamedTuple):
     best_tiles: Tensor
     """int32 [N, stride]: whose it is"""
     stride: int
+    log_masses: Tensor
+    """[N, width]: logarithms of the tiles' masses, relative to the row's maximum, of rows of open requests"""
     noises: Tensor
     """[N, width]: of the tiles, of rows that draw of what is left"""
     width: int
@@ -135,13 +131,9 @@ class Verdicts(NamedTuple):
     """Scratch: what is known of the requests."""
 
     num_drafts: Tensor
-    """int32 [R]: before the first padding and, once settled, before the first bad row"""
-    num_weighed: Tensor
-    """int32 [R]: rows to be weighed before it is settled"""
+    """int32 [R]: before the first padding"""
     lowest: Tensor
-    """int32 [R]: so many drafts are accepted at least, if there are any"""
-    tickets: Tensor
-    """int32 [R], 0 between kernels"""
+    """int32 [R]: so many drafts are accepted at least, of a request with rows that are being weighed; else -1"""
 
 
 class Verified(NamedTuple):

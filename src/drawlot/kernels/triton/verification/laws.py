@@ -18,6 +18,7 @@ from drawlot.kernels.triton.verification.leftover import is_kept
 from drawlot.kernels.triton.verification.requests import (
     BLOCK,
     COUPLED,
+    is_open,
     load_drafts,
     looks_at_q,
     method_of,
@@ -116,6 +117,7 @@ def law_kernel(
     q, q_shift, q_factor = _finish_draft_law(step.drafts, judged, row, line, PARTS)
     p = p_at_draft(x, draft, row_max, mass, temperature, cut_value, cut_id)
     ratio = tl.where(p == 0, 0.0, p / q)
+    waits = is_open(states, methods, step.drafts, state, given)
     hit = accepts(methods, method, temperature, column, draft, token, ratio, coin)
     tl.store(verified.status + row, status)
     tl.store(summary.rank + row, 0)
@@ -123,54 +125,58 @@ def law_kernel(
     if method == BLOCK:
         tl.store(judged.ratios + row, ratio)
         tl.store(judged.coins + row, coin)
-    if (method == BLOCK) & (line >= 0):
+    if waits:
         tl.store(judged.maxima + row, row_max)
         tl.store(judged.masses + row, mass)
         tl.store(judged.scales + row, scale)
         tl.store(judged.cut_values + row, cut_value)
         tl.store(judged.cut_ids + row, cut_id)
 
-    # By `block` a draft that its row accepts may be the one that is not: then its row draws as if it came first.
+    # By `block` a draft that its row accepts may be the one that is not.
     draws = (hit == 0) | (column == given) | (method == BLOCK)
     if draws & (column <= given) & (token < 0) & (temperature != 0) & (status == 0):
         one = tl.full([], 1.0, tl.float32)
         law = line, draft, q_shift, q_factor, cut_value, cut_id, row_max, scale * LOG2_E, 1.0 / mass, one
         if path == LISTED:
-            token = draw_from_list(step.drafts, lists, law, temperature, row, key, residual, alone, WIDE, ROOM)
+            if waits == 0:
+                token = draw_from_list(step.drafts, lists, law, temperature, row, key, residual, alone, WIDE, ROOM)
         else:
             log_masses, _z = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
             noises = leftovers.noises + row * leftovers.width
             tl.store(noises + tile, noise)
-            without = tl.where(residual & (line < 0), draft, -1)
-            if without >= 0:
-                left = _masses_without(rows, refused, law, temperature, scale, row, without, tile, log_masses, WIDE)
-                if tl.max(left) == MINUS_INF:
-                    # Nothing but the draft: then the row's own law.
-                    residual, without = residual & False, without * 0 - 1
-                    stream = tile_stream(residual, alone)
-                    noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
-                else:
-                    log_masses = left
-            # The noise is read back.
-            tl.debug_barrier()
-            token = draw_from_tiles(
-                rows,
-                step.drafts,
-                refused,
-                law,
-                temperature,
-                row,
-                key,
-                log_masses,
-                noise,
-                noises,
-                without,
-                residual,
-                alone,
-                WIDE,
-                T,
-                TILES,
-            )
+            if waits:
+                tl.store(leftovers.log_masses + row * leftovers.width + tile, log_masses)
+            else:
+                without = tl.where(residual & (line < 0), draft, -1)
+                if without >= 0:
+                    left = _masses_without(rows, refused, law, temperature, scale, row, without, tile, log_masses, WIDE)
+                    if tl.max(left) == MINUS_INF:
+                        # Nothing but the draft: then the row's own law.
+                        residual, without = residual & False, without * 0 - 1
+                        stream = tile_stream(residual, alone)
+                        noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
+                    else:
+                        log_masses = left
+                # The noise is read back.
+                tl.debug_barrier()
+                token = draw_from_tiles(
+                    rows,
+                    step.drafts,
+                    refused,
+                    law,
+                    temperature,
+                    row,
+                    key,
+                    log_masses,
+                    noise,
+                    noises,
+                    without,
+                    residual,
+                    alone,
+                    WIDE,
+                    T,
+                    TILES,
+                )
     tl.store(judged.tokens + row, token)
 
 

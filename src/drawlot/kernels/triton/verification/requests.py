@@ -51,6 +51,15 @@ def looks_at_q(states, methods, state):
 
 
 @triton.jit
+def is_open(states, methods, drafts, state, num_drafts):
+    """Whether what a request's rows leave depends on the drafts before them: of `block`, with laws of the drafts."""
+    has_laws = num_drafts < 0
+    if drafts.q.logits is not None or drafts.sparse is not None:
+        has_laws = num_drafts > 0
+    return has_laws & (method_of(methods, state) == BLOCK) & (temperature_of(states, state) != 0)
+
+
+@triton.jit
 def needs_finish(states, methods, state):
     """Whether the finish of ordinary sampling has to cut the rows, or draws for them."""
     coupled = (temperature_of(states, state) != 0) & (method_of(methods, state) == COUPLED)

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.pdl import let_next_start
 from drawlot.kernels.triton.scan import LOG2_E, scan_block, tile_maxima, tile_sums
-from drawlot.kernels.triton.values import MINUS_INF, load_logits, slices_of
+from drawlot.kernels.triton.values import MINUS_INF, load_all_logits, slices_of
 from drawlot.kernels.triton.verification.judge import judge_row
 from drawlot.kernels.triton.verification.requests import load_drafts, looks_at_q, rows_of_request
 
@@ -18,7 +18,6 @@ def scan_step_kernel(
     wanted,
     methods,
     judged,
-    leftovers,
     verdicts,
     num_blocks,
     K: tl.constexpr,
@@ -39,7 +38,7 @@ def scan_step_kernel(
     if program < first_block:
         let_next_start(OVERLAP)
         request, column = (program // (K + 1)).to(tl.int64), program % (K + 1)
-        judge_row(rows, step, methods, judged, leftovers, verdicts, request, column, K, COLUMNS, SPARSE)
+        judge_row(rows, step, methods, judged, verdicts, request, column, K, COLUMNS, SPARSE)
     elif program < first_line:
         scan_block(rows, step.states, tiles, wanted, program - first_block, num_blocks, TILES, OVERLAP)
     else:
@@ -72,7 +71,7 @@ def _put_sums(
             tile = block * TILES + tl.arange(0, TILES)
             q = step.drafts.q
             exists = (tile < q.num_tiles)[:, None, None]
-            x = load_logits(q, state * step.drafts.lines + column, slices_of(q, tile), exists, "evict_first")
+            x = load_all_logits(q, state * step.drafts.lines + column, slices_of(q, tile), exists)
             # Tiles of a part lie in one warp: no barrier.
             maxima = tile_maxima(x)
             sums = tile_sums(x, maxima, 1.0).reshape(PARTS, TILES // PARTS)

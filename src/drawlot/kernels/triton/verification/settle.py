@@ -6,12 +6,19 @@ import triton.language as tl
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.reduce import largest
 from drawlot.kernels.triton.states import temperature_of
-from drawlot.kernels.triton.together import is_last
+from drawlot.kernels.triton.summary import LISTED
 from drawlot.kernels.triton.values import MINUS_INF
 from drawlot.kernels.triton.verification.acceptance import accept_block
-from drawlot.kernels.triton.verification.draw import draw_from_tile
+from drawlot.kernels.triton.verification.draw import draw_from_list, draw_from_tile, draw_from_tiles
 from drawlot.kernels.triton.verification.leftover import law_of_row, weigh_block
-from drawlot.kernels.triton.verification.requests import BLOCK, method_of, rows_of_request, step_key
+from drawlot.kernels.triton.verification.requests import (
+    BLOCK,
+    is_filtered,
+    is_open,
+    method_of,
+    rows_of_request,
+    step_key,
+)
 from drawlot.outputs import RowStatus
 
 _SKIPPED = tl.constexpr(int(RowStatus.SKIPPED))
@@ -23,7 +30,6 @@ def settle_kernel(
     step,
     methods,
     judged,
-    leftovers,
     verdicts,
     summary,
     verified,
@@ -31,126 +37,165 @@ def settle_kernel(
     COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: one request, whose rows have their laws. COLUMNS: power of two > K."""
+    """Program: one request, whose rows have their laws; none is open. COLUMNS: power of two > K."""
     request = tl.program_id(0).to(tl.int64)
+    state = tl.load(step.drafts.state_rows + request)
+    follow(OVERLAP)
+    _settle(step, methods, judged, verdicts, summary, verified, request, state, K, COLUMNS)
+
+
+@triton.jit
+def settle_open_kernel(
+    rows,
+    step,
+    methods,
+    lists,
+    judged,
+    leftovers,
+    verdicts,
+    summary,
+    verified,
+    num_blocks,
+    WIDE: tl.constexpr,
+    K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    T: tl.constexpr,
+    ROOM: tl.constexpr,
+    TILES: tl.constexpr,
+    WEIGHED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """As many programs a request: the first settles it as far as it can, the others weigh its rows meanwhile.
+
+    Of an open request with rows to be weighed the first draws for the row that comes next if none of them is accepted:
+    `settle_weighed_kernel` sees which is. num_blocks: of a row, each of WEIGHED tiles; ROOM: of a list; TILES: that a
+    draw reads at a time; COLUMNS, T: powers of two > K, >= tiles.
+    """
+    members = tl.num_programs(0) // step.drafts.num_reqs
+    request, member = (tl.program_id(0) // members).to(tl.int64), tl.program_id(0) % members
     column = tl.arange(0, COLUMNS)
+    first, num_rows = rows_of_request(step.drafts, request)
+    state = tl.load(step.drafts.state_rows + request)
+    follow(OVERLAP)
+    waits = request < 0
+    if state >= 0:
+        waits = is_open(step.states, methods, step.drafts, state, tl.load(verdicts.num_drafts + request))
+    if waits == 0:
+        if member == 0:
+            tl.store(verdicts.lowest + request, -1)
+            _settle(step, methods, judged, verdicts, summary, verified, request, state, K, COLUMNS)
+        return
+
+    at, exists = first + column, column < num_rows
+    # Others read it at the same time: before the first bad row comes in `good`.
+    given = tl.load(verdicts.num_drafts + request)
+    status = tl.load(verified.status + at, mask=exists, other=0).to(tl.int32)
+    n = _good(given, status, column, COLUMNS)
+    ratio = tl.load(judged.ratios + at, mask=column < n, other=0.0)
+    coin = tl.load(judged.coins + at, mask=column < n, other=2.0)
+    accepted, weighed, prefix = accept_block(judged, at, column, n, ratio, True, coin, K)
+    num_weighed = tl.sum(weighed.to(tl.int32))
+    if member > 0:
+        item = member - 1
+        while item < num_weighed * num_blocks:
+            # Which of the weighed rows.
+            own = weighed & (tl.cumsum(weighed.to(tl.int32), 0) == item // num_blocks + 1)
+            i = tl.sum(tl.where(own, column, 0))
+            row = first + i
+            law = law_of_row(judged, row, tl.sum(tl.where(own, prefix, 0.0)))
+            key = step_key(step.states, state, first, i)
+            refused = tl.load(judged.refused + row)
+            weigh_block(rows, step, refused, law, key, leftovers, row, item % num_blocks, WIDE, WEIGHED)
+            item += members - 1
+        return
+
+    row = first + accepted
+    token = tl.full([], -1, tl.int32)
+    if tl.sum(tl.where(column == accepted, status, 0)) == 0:
+        temperature = temperature_of(step.states, state)
+        key = step_key(step.states, state, first, accepted)
+        law = law_of_row(judged, row, tl.sum(tl.where(column == accepted, prefix, 0.0)))
+        path = tl.full([], -1, tl.int32)
+        if is_filtered(step.states, state):
+            path = tl.load(summary.path + row)
+        if path == LISTED:
+            token = draw_from_list(step.drafts, lists, law, temperature, row, key, accepted < n, n < 0, WIDE, ROOM)
+        else:
+            places = row * leftovers.width + tl.arange(0, T)
+            token = draw_from_tiles(
+                rows,
+                step.drafts,
+                tl.load(judged.refused + row),
+                law,
+                temperature,
+                row,
+                key,
+                tl.load(leftovers.log_masses + places),
+                tl.load(leftovers.noises + places),
+                leftovers.noises + row * leftovers.width,
+                -1,
+                accepted < n,
+                n < 0,
+                WIDE,
+                T,
+                TILES,
+            )
+    if num_weighed > 0:
+        tl.store(judged.tokens + row, token)
+        tl.store(judged.prefixes + at, prefix, mask=exists)
+        tl.store(judged.weighed + at, weighed.to(tl.int32), mask=exists)
+        tl.store(verdicts.lowest + request, accepted)
+    else:
+        draft = tl.load(judged.drafts + at, mask=column < n, other=-1)
+        tl.store(verdicts.lowest + request, -1)
+        put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
+    if request == step.drafts.num_reqs - 1:
+        _skip_rows(step.drafts, summary, verified, first + num_rows)
+
+
+@triton.jit
+def settle_weighed_kernel(
+    rows,
+    step,
+    judged,
+    leftovers,
+    verdicts,
+    verified,
+    num_blocks,
+    WIDE: tl.constexpr,
+    K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program: one request, if rows of it have been weighed. COLUMNS, BLOCKS: powers of two > K, >= num_blocks."""
+    request = tl.program_id(0).to(tl.int64)
+    column, block = tl.arange(0, COLUMNS), tl.arange(0, BLOCKS)
     first, num_rows = rows_of_request(step.drafts, request)
     state = tl.load(step.drafts.state_rows + request)
     at, exists = first + column, column < num_rows
     follow(OVERLAP)
-    if request == step.drafts.num_reqs - 1:
-        _skip_rows(step.drafts, summary, verified, first + num_rows)
-    none = tl.full([], -1, tl.int32)
-    if state < 0:
-        put_emitted(verified, request, at, exists, column, column, none + 1, none, K)
+    lowest = tl.load(verdicts.lowest + request)
+    if lowest < 0:
         return
-
-    given = tl.load(verdicts.num_drafts + request)
-    draft = tl.load(judged.drafts + at, mask=exists, other=-1)
-    hit = tl.load(judged.hits + at, mask=exists, other=0) != 0
-    own = tl.load(judged.tokens + at, mask=exists, other=-1)
-    status = tl.load(verified.status + at, mask=exists, other=0).to(tl.int32)
-    n = tl.minimum(given, tl.min(tl.where(status != 0, column, COLUMNS)))
-    tl.store(verdicts.num_drafts + request, n)
-    accepted = tl.min(tl.where((column < n) & hit, n, column))
-    if (method_of(methods, state) == BLOCK) & (n > 0):
-        if temperature_of(step.states, state) != 0:
-            line = tl.load(judged.lines + at, mask=column < n, other=-1)
-            ratio = tl.load(judged.ratios + at, mask=column < n, other=0.0)
-            coin = tl.load(judged.coins + at, mask=column < n, other=2.0)
-            has_laws = tl.max(line) >= 0
-            accepted, weighed, prefix = accept_block(judged, at, column, n, ratio, has_laws, coin, K)
-            num_weighed = tl.sum(weighed.to(tl.int32))
-            if num_weighed > 0:
-                slot = tl.atomic_add(leftovers.control, num_weighed) + tl.cumsum(weighed.to(tl.int32), 0) - 1
-                tl.store(leftovers.rows + slot, at.to(tl.int32), mask=weighed)
-                tl.store(leftovers.requests + slot, request.to(tl.int32), mask=weighed)
-                tl.store(judged.prefixes + at, prefix, mask=exists)
-                tl.store(judged.weighed + at, weighed.to(tl.int32), mask=exists)
-                tl.store(verdicts.num_weighed + request, num_weighed)
-                tl.store(verdicts.lowest + request, accepted)
-                return
-
-    token = tl.max(tl.where((column == accepted) & (status == 0), own, -1))
-    put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
-
-
-@triton.jit
-def settle_blocks_kernel(
-    rows,
-    step,
-    judged,
-    leftovers,
-    verdicts,
-    verified,
-    num_programs,
-    num_blocks,
-    WIDE: tl.constexpr,
-    K: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    TILES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """All programs share the rows to be weighed, TILES tiles at a time; the last one of a request settles it.
-
-    COLUMNS, BLOCKS: powers of two > K, >= num_blocks of a row.
-    """
-    follow(OVERLAP)
-    item = tl.program_id(0)
-    num_items = tl.load(leftovers.control) * num_blocks
-    while item < num_items:
-        row = tl.load(leftovers.rows + item // num_blocks).to(tl.int64)
-        request = tl.load(leftovers.requests + item // num_blocks).to(tl.int64)
-        weigh_block(rows, step, judged, leftovers, request, row, item % num_blocks, WIDE, TILES)
-        if is_last(verdicts.tickets, request, tl.load(verdicts.num_weighed + request) * num_blocks):
-            _settle_weighed(
-                rows, step, judged, leftovers, verdicts, verified, request, num_blocks, WIDE, K, COLUMNS, BLOCKS
-            )
-        item += num_programs
-
-
-@triton.jit
-def _settle_weighed(
-    rows,
-    step,
-    judged,
-    leftovers,
-    verdicts,
-    verified,
-    request,
-    num_blocks,
-    WIDE: tl.constexpr,
-    K: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):
-    """Settles a request whose rows are weighed by now."""
-    column, block = tl.arange(0, COLUMNS), tl.arange(0, BLOCKS)
-    first, num_rows = rows_of_request(step.drafts, request)
-    at = first + column
-    n, lowest = tl.load(verdicts.num_drafts + request), tl.load(verdicts.lowest + request)
-    weighed = tl.load(judged.weighed + at, mask=column < n, other=0) != 0
-    prefix = tl.load(judged.prefixes + at, mask=weighed, other=0.0)
+    weighed = tl.load(judged.weighed + at, mask=exists, other=0) != 0
+    prefix = tl.load(judged.prefixes + at, mask=exists, other=0.0)
     coin = tl.load(judged.coins + at - 1, mask=weighed, other=2.0)
-    # Rows whose coin is not below P_i, of which h_i is a part, have not been weighed.
     places, of_row = at[:, None] * leftovers.stride + block[None, :], weighed[:, None] & (block < num_blocks)[None, :]
     left = tl.sum(tl.load(leftovers.left + places, mask=of_row, other=0.0), 1)
     rest = left + 1 - prefix
     h = tl.where(rest == 0, 1.0, left / rest)
+    # Rows whose coin is not below P_i, of which h_i is a part, have not been weighed.
     accepted = tl.maximum(lowest, tl.max(tl.where(weighed & (coin < h), column, 0)))
     row = first + accepted
     token = tl.load(judged.tokens + row)
-    shift = tl.load(judged.q_shifts + row)
-    # Of a law that is none the row's own was drawn from.
-    if (tl.max(tl.where(weighed & (column == accepted), 1, 0)) != 0) & (shift == shift):
-        state = tl.load(step.drafts.state_rows + request)
+    if accepted > lowest:
         mask = block < num_blocks
         keys = tl.load(leftovers.keys + row * leftovers.stride + block, mask=mask, other=MINUS_INF)
         tile = tl.load(leftovers.best_tiles + row * leftovers.stride + block, mask=mask, other=0)
         _, best, _ = largest(keys, tile, tile)
-        law = law_of_row(judged, row, tl.load(judged.prefixes + row))
-        key = step_key(step.states, state, first, accepted)
+        law = law_of_row(judged, row, tl.sum(tl.where(column == accepted, prefix, 0.0)))
+        is_law = law[2] == law[2]
         token = draw_from_tile(
             rows,
             step.drafts,
@@ -158,16 +203,49 @@ def _settle_weighed(
             law,
             temperature_of(step.states, state),
             row,
-            key,
+            step_key(step.states, state, first, accepted),
             best,
             -1,
-            n >= 0,
-            n >= 0,
-            n < 0,
+            is_law,
+            is_law,
+            row < 0,
             WIDE,
         )
-    draft = tl.load(judged.drafts + at, mask=column < n, other=-1)
-    put_emitted(verified, request, at, column < num_rows, column, draft, accepted, token, K)
+    draft = tl.load(judged.drafts + at, mask=column < accepted, other=-1)
+    put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
+
+
+@triton.jit
+def _settle(step, methods, judged, verdicts, summary, verified, request, state, K: tl.constexpr, COLUMNS: tl.constexpr):
+    """What a request emits whose rows have drawn."""
+    column = tl.arange(0, COLUMNS)
+    first, num_rows = rows_of_request(step.drafts, request)
+    at, exists = first + column, column < num_rows
+    if request == step.drafts.num_reqs - 1:
+        _skip_rows(step.drafts, summary, verified, first + num_rows)
+    none = tl.full([], -1, tl.int32)
+    if state < 0:
+        put_emitted(verified, request, at, exists, column, column, none + 1, none, K)
+        return
+    draft = tl.load(judged.drafts + at, mask=exists, other=-1)
+    hit = tl.load(judged.hits + at, mask=exists, other=0) != 0
+    own = tl.load(judged.tokens + at, mask=exists, other=-1)
+    status = tl.load(verified.status + at, mask=exists, other=0).to(tl.int32)
+    n = _good(tl.load(verdicts.num_drafts + request), status, column, COLUMNS)
+    accepted = tl.min(tl.where((column < n) & hit, n, column))
+    if (method_of(methods, state) == BLOCK) & (n > 0):
+        if temperature_of(step.states, state) != 0:
+            ratio = tl.load(judged.ratios + at, mask=column < n, other=0.0)
+            coin = tl.load(judged.coins + at, mask=column < n, other=2.0)
+            accepted, _weighed, _prefix = accept_block(judged, at, column, n, ratio, False, coin, K)
+    token = tl.max(tl.where((column == accepted) & (status == 0), own, -1))
+    put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
+
+
+@triton.jit
+def _good(num_drafts, status, column, COLUMNS: tl.constexpr):
+    """How many drafts come before the first bad row."""
+    return tl.minimum(num_drafts, tl.min(tl.where(status != 0, column, COLUMNS)))
 
 
 @triton.jit

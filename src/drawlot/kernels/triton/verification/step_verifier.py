@@ -29,14 +29,18 @@ from drawlot.kernels.triton.verification.arguments import (
 )
 from drawlot.kernels.triton.verification.laws import law_kernel
 from drawlot.kernels.triton.verification.scan import scan_step_kernel
-from drawlot.kernels.triton.verification.settle import settle_blocks_kernel, settle_kernel
-from drawlot.kernels.triton.workspace import ROOM, SCAN_TILES, SCAN_WARPS, overlaps, programs_together
+from drawlot.kernels.triton.verification.settle import settle_kernel, settle_open_kernel, settle_weighed_kernel
+from drawlot.kernels.triton.workspace import ROOM, SCAN_TILES, SCAN_WARPS, Workspace, num_multiprocessors, overlaps
 from drawlot.outputs import LogitsRows, SparseDraftLogits
 
-WEIGH_TILES, WEIGH_WARPS, WEIGH_GRIDS = 8, 4, 4
-"""Tiles that a program weighs at a time, its warps, and how many times `programs_together` there are"""
-LAW_WARPS = 8
-"""Warps of a row's program"""
+WEIGH_TILES = 16
+"""Tiles that a program weighs at a time"""
+FEWEST_WEIGHERS = 32
+"""Programs a request that weigh its rows, at least"""
+OPEN_TOGETHER, OPEN_REGISTERS = 3, 80
+"""Programs of `settle_open_kernel` that fit a multiprocessor, with so many registers"""
+LAW_WARPS, DRAW_WARPS, SETTLE_WARPS = 8, 8, 4
+"""Warps of a row's program, of one that draws for an open request, and of one that only looks what has been weighed"""
 DRAW_TILES = 8
 """Tiles that a draw of what q leaves reads at a time"""
 
@@ -94,22 +98,15 @@ class _Memory(NamedTuple):
                 empty(integer, num_rows),
             ),
             Leftovers(
-                empty(integer, num_rows),
-                empty(integer, num_rows),
-                empty(integer, 1),
                 empty(single, num_rows, stride),
                 empty(double if wide else single, num_rows, stride),
                 empty(integer, num_rows, stride),
                 stride,
                 empty(double if wide else single, num_rows, width),
+                empty(double if wide else single, num_rows, width),
                 width,
             ),
-            Verdicts(
-                empty(integer, num_reqs),
-                empty(integer, num_reqs),
-                empty(integer, num_reqs),
-                torch.zeros(num_reqs, dtype=integer, device=device),
-            ),
+            Verdicts(empty(integer, num_reqs), empty(integer, num_reqs)),
             Verified(
                 empty(long, num_reqs, num_drafts + 1),
                 empty(integer, num_reqs),
@@ -129,9 +126,8 @@ class _Plan(NamedTuple):
     finish: list[Launch]
     """For requests with filters and those of `coupled`"""
     laws: Launch
-    settle: Launch
-    settle_blocks: Launch | None
-    """For requests of `block` whose drafts have laws"""
+    settle: list[Launch]
+    """Two for requests of `block` whose drafts have laws"""
     columns: Launch | None
 
 
@@ -216,9 +212,8 @@ class StepVerifier:
         for launch, finished_rows in zip(plan.finish, (plain, masked)):
             launch(n, finished_rows, packed_states)
         plan.laws(num_reqs * (self._num_drafts + 1), plain, step)
-        plan.settle(num_reqs, plain, step)
-        if plan.settle_blocks is not None:
-            plan.settle_blocks(num_reqs, plain, step)
+        for launch in plan.settle:
+            launch(num_reqs, plain, step)
         logprobs = None
         if plan.columns is not None and columns is not None:
             plan.columns(n, masked, packed_states)
@@ -339,7 +334,6 @@ class StepVerifier:
             wanted,
             methods,
             judged,
-            leftovers,
             verdicts,
             triton.cdiv(steps._num_tiles, SCAN_TILES),
             **shape,
@@ -365,34 +359,58 @@ class StepVerifier:
             num_warps=LAW_WARPS,
             **drawing,
         )
-        settling = methods, judged, leftovers, verdicts, work.summary, verified
-        settle = Launch(settle_kernel, lambda num_reqs: num_reqs, *settling, num_warps=1, **shape, **follow)
         emitted = Drawn(verified.emitted, verified.status)
         return _Plan(
             scan,
             launches_of_draw(work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide)[1:] if finishes else [],
             laws,
-            settle,
-            self._launch_of_blocks({**shape, "WIDE": wide, **follow}) if weighs else None,
+            self._launches_of_settling(work, drawing, weighs=weighs),
             None if columns is None else launch_of_columns(work, steps._wanted, emitted, columns, steps._mode),
         )
 
-    def _launch_of_blocks(self, constants: dict[str, Any]) -> Launch:
-        """Weighs rows and settles their requests."""
+    def _launches_of_settling(self, work: Workspace, constants: dict[str, Any], *, weighs: bool) -> list[Launch]:
+        """Settle the requests; weighs: also open ones."""
         judged, leftovers, verdicts, verified, *_ = self._memory
-        together = programs_together(self._methods.of_states.device) * WEIGH_GRIDS
+        shape = {name: constants[name] for name in ("K", "COLUMNS", "OVERLAP", "enable_fp_fusion", "launch_pdl")}
+        if not weighs:
+            settling = self._methods, judged, verdicts, work.summary, verified
+            return [Launch(settle_kernel, lambda num_reqs: num_reqs, *settling, num_warps=1, **shape)]
         num_blocks = leftovers.stride
-        return Launch(
-            settle_blocks_kernel,
-            lambda _: together,
-            judged,
-            leftovers,
-            verdicts,
-            verified,
-            together,
-            num_blocks,
-            BLOCKS=triton.next_power_of_2(num_blocks),
-            TILES=WEIGH_TILES,
-            num_warps=WEIGH_WARPS,
-            **constants,
-        )
+        together = OPEN_TOGETHER * num_multiprocessors(self._methods.of_states.device)
+        # Triton's interpreter runs one after the other.
+        fewest = FEWEST_WEIGHERS if together else 2
+
+        def num_programs(num_reqs: int) -> int:
+            return num_reqs * max(together // num_reqs, 1 + fewest)
+
+        return [
+            Launch(
+                settle_open_kernel,
+                num_programs,
+                self._methods,
+                work.lists,
+                judged,
+                leftovers,
+                verdicts,
+                work.summary,
+                verified,
+                num_blocks,
+                WEIGHED=WEIGH_TILES,
+                num_warps=DRAW_WARPS,
+                maxnreg=OPEN_REGISTERS,
+                **constants,
+            ),
+            Launch(
+                settle_weighed_kernel,
+                lambda num_reqs: num_reqs,
+                judged,
+                leftovers,
+                verdicts,
+                verified,
+                num_blocks,
+                WIDE=constants["WIDE"],
+                BLOCKS=triton.next_power_of_2(num_blocks),
+                num_warps=SETTLE_WARPS,
+                **shape,
+            ),
+        ]

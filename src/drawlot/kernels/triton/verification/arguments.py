@@ -112,6 +112,12 @@ class Judged(NamedTuple):
 class Leftovers(NamedTuple):
     """Scratch: what is left of rows that `block` has to compare, and what their races need."""
 
+    rows: Tensor
+    """int32 [N]: those to be weighed, `control[0]` of them, in any order"""
+    requests: Tensor
+    """int32 [N]: whose they are"""
+    control: Tensor
+    """int32 [1]"""
     left: Tensor
     """float32 [N, stride]: sums of max(P p - q, 0) over blocks of a row"""
     keys: Tensor
@@ -131,9 +137,11 @@ class Verdicts(NamedTuple):
     """Scratch: what is known of the requests."""
 
     num_drafts: Tensor
-    """int32 [R]: before the first padding"""
+    """int32 [R]: before the first padding, and of an open request before the first bad row"""
     lowest: Tensor
-    """int32 [R]: so many drafts are accepted at least, of a request with rows that are being weighed; else -1"""
+    """int32 [R]: so many drafts of an open request are accepted at least; -1: the request is settled"""
+    num_weighed: Tensor
+    """int32 [R]: rows that an open one has to have weighed"""
 
 
 class Verified(NamedTuple):

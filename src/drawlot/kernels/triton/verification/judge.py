@@ -20,6 +20,7 @@ def judge_row(
     step,
     methods,
     judged,
+    leftovers,
     verdicts,
     request,
     column,
@@ -29,6 +30,8 @@ def judge_row(
 ):
     """Row `column` of a request, if it has so many. COLUMNS, SPARSE: powers of two > K, >= tokens of a sparse law."""
     drafts = step.drafts
+    if (request == 0) & (column == 0):
+        tl.store(leftovers.control, 0)
     first, num_rows = rows_of_request(drafts, request)
     state = tl.load(drafts.state_rows + request)
     tokens, num_drafts = load_drafts(drafts, request, tl.arange(0, COLUMNS), num_rows, K)

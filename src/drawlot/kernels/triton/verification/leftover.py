@@ -8,20 +8,23 @@ from drawlot.kernels.triton.reduce import largest
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.scan import LOG2_E
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, ids_of, load_logits
-from drawlot.kernels.triton.verification.requests import tile_stream
+from drawlot.kernels.triton.verification.requests import rows_of_request, step_key, tile_stream
 
 
 @triton.jit
-def weigh_block(rows, step, refused, law, key, leftovers, row, block, WIDE: tl.constexpr, TILES: tl.constexpr):
+def weigh_block(rows, step, judged, leftovers, request, row, block, WIDE: tl.constexpr, TILES: tl.constexpr):
     """Stores what is left of a block of TILES tiles, and which of them has the largest key of the race over tiles.
 
-    law: of `law_of_row`; key: of `step_key`. Of a law that is none the race is that of the row's own.
+    Of a law that is none the race is that of the row's own.
     """
     tile = block * TILES + tl.arange(0, TILES)
     ids, exists = ids_of(tile), (tile < rows.num_tiles)[:, None]
-    x = load_allowed(rows, refused, row, ids, exists)
+    x = load_allowed(rows, tl.load(judged.refused + row), row, ids, exists)
+    law = law_of_row(judged, row)
     p, left = weights_of(step.drafts, law, x, ids, exists)
     is_law = law[2] == law[2]
+    first, _ = rows_of_request(step.drafts, request)
+    key = step_key(step.states, tl.load(step.drafts.state_rows + request), first, row - first)
     noise = gumbel(tile, key[0], key[1], tile_stream(is_law, row < 0), key[2], key[3], WIDE)
     masses = tl.sum(tl.where(is_law, left, p), 1)
     keys = tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + noise, MINUS_INF)
@@ -39,8 +42,8 @@ def is_kept(x, ids, cut_value, cut_id):
 
 
 @triton.jit
-def law_of_row(judged, row, prefix):
-    """All that `weights_of` has to know of a row, so that a loop loads it once; prefix: P, float64."""
+def law_of_row(judged, row):
+    """All that `weights_of` has to know of a row of an open request."""
     return (
         tl.load(judged.lines + row),
         tl.load(judged.drafts + row),
@@ -52,7 +55,7 @@ def law_of_row(judged, row, prefix):
         # The difference first: scaled values would tie where logits do not.
         tl.load(judged.scales + row) * LOG2_E,
         1.0 / tl.load(judged.masses + row),
-        prefix.to(tl.float32),
+        tl.load(judged.prefixes + row).to(tl.float32),
     )
 
 

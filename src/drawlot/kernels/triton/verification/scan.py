@@ -18,6 +18,7 @@ def scan_step_kernel(
     wanted,
     methods,
     judged,
+    leftovers,
     verdicts,
     num_blocks,
     K: tl.constexpr,
@@ -38,7 +39,7 @@ def scan_step_kernel(
     if program < first_block:
         let_next_start(OVERLAP)
         request, column = (program // (K + 1)).to(tl.int64), program % (K + 1)
-        judge_row(rows, step, methods, judged, verdicts, request, column, K, COLUMNS, SPARSE)
+        judge_row(rows, step, methods, judged, leftovers, verdicts, request, column, K, COLUMNS, SPARSE)
     elif program < first_line:
         scan_block(rows, step.states, tiles, wanted, program - first_block, num_blocks, TILES, OVERLAP)
     else:

@@ -30,6 +30,7 @@ def settle_kernel(
     step,
     methods,
     judged,
+    leftovers,
     verdicts,
     summary,
     verified,
@@ -37,24 +38,63 @@ def settle_kernel(
     COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: one request, whose rows have their laws; none is open. COLUMNS: power of two > K."""
+    """Program: one request, whose rows have their laws. COLUMNS: power of two > K."""
     request = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, COLUMNS)
+    first, num_rows = rows_of_request(step.drafts, request)
     state = tl.load(step.drafts.state_rows + request)
+    at, exists = first + column, column < num_rows
     follow(OVERLAP)
-    _settle(step, methods, judged, verdicts, summary, verified, request, state, K, COLUMNS)
+    if request == step.drafts.num_reqs - 1:
+        _skip_rows(step.drafts, summary, verified, first + num_rows)
+    tl.store(verdicts.lowest + request, -1)
+    none = tl.full([], -1, tl.int32)
+    if state < 0:
+        put_emitted(verified, request, at, exists, column, column, none + 1, none, K)
+        return
+
+    given = tl.load(verdicts.num_drafts + request)
+    waits = is_open(step.states, methods, step.drafts, state, given)
+    draft = tl.load(judged.drafts + at, mask=exists, other=-1)
+    hit = tl.load(judged.hits + at, mask=exists, other=0) != 0
+    own = tl.load(judged.tokens + at, mask=exists, other=-1)
+    status = tl.load(verified.status + at, mask=exists, other=0).to(tl.int32)
+    # Before the first bad row.
+    n = tl.minimum(given, tl.min(tl.where(status != 0, column, COLUMNS)))
+    accepted = tl.min(tl.where((column < n) & hit, n, column))
+    if (method_of(methods, state) == BLOCK) & (n > 0):
+        if temperature_of(step.states, state) != 0:
+            ratio = tl.load(judged.ratios + at, mask=column < n, other=0.0)
+            coin = tl.load(judged.coins + at, mask=column < n, other=2.0)
+            accepted, weighed, prefix = accept_block(judged, at, column, n, ratio, waits, coin, K)
+            if waits:
+                num_weighed = tl.sum(weighed.to(tl.int32))
+                if num_weighed > 0:
+                    slot = tl.atomic_add(leftovers.control, num_weighed) + tl.cumsum(weighed.to(tl.int32), 0) - 1
+                    tl.store(leftovers.rows + slot, at.to(tl.int32), mask=weighed)
+                    tl.store(leftovers.requests + slot, request.to(tl.int32), mask=weighed)
+                tl.store(judged.prefixes + at, prefix, mask=exists)
+                tl.store(judged.weighed + at, weighed.to(tl.int32), mask=exists)
+                tl.store(verdicts.num_drafts + request, n)
+                tl.store(verdicts.lowest + request, accepted)
+                tl.store(verdicts.num_weighed + request, num_weighed)
+                return
+
+    token = tl.max(tl.where((column == accepted) & (status == 0), own, -1))
+    put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
 
 
 @triton.jit
 def settle_open_kernel(
     rows,
     step,
-    methods,
     lists,
     judged,
     leftovers,
     verdicts,
     summary,
     verified,
+    num_weighers,
     num_blocks,
     WIDE: tl.constexpr,
     K: tl.constexpr,
@@ -65,56 +105,40 @@ def settle_open_kernel(
     WEIGHED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """As many programs a request: the first settles it as far as it can, the others weigh its rows meanwhile.
+    """A program for each request, which draws for it; and others that weigh rows meanwhile.
 
-    Of an open request with rows to be weighed the first draws for the row that comes next if none of them is accepted:
+    Of a request with rows to be weighed, the row draws that comes next if none of them is accepted, and
     `settle_weighed_kernel` sees which is. num_blocks: of a row, each of WEIGHED tiles; ROOM: of a list; TILES: that a
     draw reads at a time; COLUMNS, T: powers of two > K, >= tiles.
     """
-    members = tl.num_programs(0) // step.drafts.num_reqs
-    request, member = (tl.program_id(0) // members).to(tl.int64), tl.program_id(0) % members
+    program = tl.program_id(0)
+    if program >= step.drafts.num_reqs:
+        follow(OVERLAP)
+        num_items = tl.load(leftovers.control) * num_blocks
+        item = program - step.drafts.num_reqs
+        while item < num_items:
+            row = tl.load(leftovers.rows + item // num_blocks).to(tl.int64)
+            request = tl.load(leftovers.requests + item // num_blocks).to(tl.int64)
+            weigh_block(rows, step, judged, leftovers, request, row, item % num_blocks, WIDE, WEIGHED)
+            item += num_weighers
+        return
+
+    request = program.to(tl.int64)
     column = tl.arange(0, COLUMNS)
     first, num_rows = rows_of_request(step.drafts, request)
     state = tl.load(step.drafts.state_rows + request)
-    follow(OVERLAP)
-    waits = request < 0
-    if state >= 0:
-        waits = is_open(step.states, methods, step.drafts, state, tl.load(verdicts.num_drafts + request))
-    if waits == 0:
-        if member == 0:
-            tl.store(verdicts.lowest + request, -1)
-            _settle(step, methods, judged, verdicts, summary, verified, request, state, K, COLUMNS)
-        return
-
     at, exists = first + column, column < num_rows
-    # Others read it at the same time: before the first bad row comes in `good`.
-    given = tl.load(verdicts.num_drafts + request)
-    status = tl.load(verified.status + at, mask=exists, other=0).to(tl.int32)
-    n = _good(given, status, column, COLUMNS)
-    ratio = tl.load(judged.ratios + at, mask=column < n, other=0.0)
-    coin = tl.load(judged.coins + at, mask=column < n, other=2.0)
-    accepted, weighed, prefix = accept_block(judged, at, column, n, ratio, True, coin, K)
-    num_weighed = tl.sum(weighed.to(tl.int32))
-    if member > 0:
-        item = member - 1
-        while item < num_weighed * num_blocks:
-            # Which of the weighed rows.
-            own = weighed & (tl.cumsum(weighed.to(tl.int32), 0) == item // num_blocks + 1)
-            i = tl.sum(tl.where(own, column, 0))
-            row = first + i
-            law = law_of_row(judged, row, tl.sum(tl.where(own, prefix, 0.0)))
-            key = step_key(step.states, state, first, i)
-            refused = tl.load(judged.refused + row)
-            weigh_block(rows, step, refused, law, key, leftovers, row, item % num_blocks, WIDE, WEIGHED)
-            item += members - 1
+    follow(OVERLAP)
+    accepted = tl.load(verdicts.lowest + request)
+    if accepted < 0:
         return
-
+    n = tl.load(verdicts.num_drafts + request)
     row = first + accepted
     token = tl.full([], -1, tl.int32)
-    if tl.sum(tl.where(column == accepted, status, 0)) == 0:
+    if tl.load(verified.status + row) == 0:
         temperature = temperature_of(step.states, state)
         key = step_key(step.states, state, first, accepted)
-        law = law_of_row(judged, row, tl.sum(tl.where(column == accepted, prefix, 0.0)))
+        law = law_of_row(judged, row)
         path = tl.full([], -1, tl.int32)
         if is_filtered(step.states, state):
             path = tl.load(summary.path + row)
@@ -140,17 +164,11 @@ def settle_open_kernel(
                 T,
                 TILES,
             )
-    if num_weighed > 0:
+    if tl.load(verdicts.num_weighed + request) > 0:
         tl.store(judged.tokens + row, token)
-        tl.store(judged.prefixes + at, prefix, mask=exists)
-        tl.store(judged.weighed + at, weighed.to(tl.int32), mask=exists)
-        tl.store(verdicts.lowest + request, accepted)
     else:
-        draft = tl.load(judged.drafts + at, mask=column < n, other=-1)
-        tl.store(verdicts.lowest + request, -1)
+        draft = tl.load(judged.drafts + at, mask=column < accepted, other=-1)
         put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
-    if request == step.drafts.num_reqs - 1:
-        _skip_rows(step.drafts, summary, verified, first + num_rows)
 
 
 @triton.jit
@@ -178,6 +196,8 @@ def settle_weighed_kernel(
     lowest = tl.load(verdicts.lowest + request)
     if lowest < 0:
         return
+    if tl.load(verdicts.num_weighed + request) == 0:
+        return
     weighed = tl.load(judged.weighed + at, mask=exists, other=0) != 0
     prefix = tl.load(judged.prefixes + at, mask=exists, other=0.0)
     coin = tl.load(judged.coins + at - 1, mask=weighed, other=2.0)
@@ -194,7 +214,7 @@ def settle_weighed_kernel(
         keys = tl.load(leftovers.keys + row * leftovers.stride + block, mask=mask, other=MINUS_INF)
         tile = tl.load(leftovers.best_tiles + row * leftovers.stride + block, mask=mask, other=0)
         _, best, _ = largest(keys, tile, tile)
-        law = law_of_row(judged, row, tl.sum(tl.where(column == accepted, prefix, 0.0)))
+        law = law_of_row(judged, row)
         is_law = law[2] == law[2]
         token = draw_from_tile(
             rows,
@@ -213,39 +233,6 @@ def settle_weighed_kernel(
         )
     draft = tl.load(judged.drafts + at, mask=column < accepted, other=-1)
     put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
-
-
-@triton.jit
-def _settle(step, methods, judged, verdicts, summary, verified, request, state, K: tl.constexpr, COLUMNS: tl.constexpr):
-    """What a request emits whose rows have drawn."""
-    column = tl.arange(0, COLUMNS)
-    first, num_rows = rows_of_request(step.drafts, request)
-    at, exists = first + column, column < num_rows
-    if request == step.drafts.num_reqs - 1:
-        _skip_rows(step.drafts, summary, verified, first + num_rows)
-    none = tl.full([], -1, tl.int32)
-    if state < 0:
-        put_emitted(verified, request, at, exists, column, column, none + 1, none, K)
-        return
-    draft = tl.load(judged.drafts + at, mask=exists, other=-1)
-    hit = tl.load(judged.hits + at, mask=exists, other=0) != 0
-    own = tl.load(judged.tokens + at, mask=exists, other=-1)
-    status = tl.load(verified.status + at, mask=exists, other=0).to(tl.int32)
-    n = _good(tl.load(verdicts.num_drafts + request), status, column, COLUMNS)
-    accepted = tl.min(tl.where((column < n) & hit, n, column))
-    if (method_of(methods, state) == BLOCK) & (n > 0):
-        if temperature_of(step.states, state) != 0:
-            ratio = tl.load(judged.ratios + at, mask=column < n, other=0.0)
-            coin = tl.load(judged.coins + at, mask=column < n, other=2.0)
-            accepted, _weighed, _prefix = accept_block(judged, at, column, n, ratio, False, coin, K)
-    token = tl.max(tl.where((column == accepted) & (status == 0), own, -1))
-    put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
-
-
-@triton.jit
-def _good(num_drafts, status, column, COLUMNS: tl.constexpr):
-    """How many drafts come before the first bad row."""
-    return tl.minimum(num_drafts, tl.min(tl.where(status != 0, column, COLUMNS)))
 
 
 @triton.jit

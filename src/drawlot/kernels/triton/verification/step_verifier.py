@@ -35,10 +35,8 @@ from drawlot.outputs import LogitsRows, SparseDraftLogits
 
 WEIGH_TILES = 16
 """Tiles that a program weighs at a time"""
-FEWEST_WEIGHERS = 32
-"""Programs a request that weigh its rows, at least"""
-OPEN_TOGETHER, OPEN_REGISTERS = 3, 80
-"""Programs of `settle_open_kernel` that fit a multiprocessor, with so many registers"""
+WEIGHERS, OPEN_REGISTERS = 3, 80
+"""Programs a multiprocessor that weigh, and as many registers as let so many run at once"""
 LAW_WARPS, DRAW_WARPS, SETTLE_WARPS = 8, 8, 4
 """Warps of a row's program, of one that draws for an open request, and of one that only looks what has been weighed"""
 DRAW_TILES = 8
@@ -98,6 +96,9 @@ class _Memory(NamedTuple):
                 empty(integer, num_rows),
             ),
             Leftovers(
+                empty(integer, num_rows),
+                empty(integer, num_rows),
+                empty(integer, 1),
                 empty(single, num_rows, stride),
                 empty(double if wide else single, num_rows, stride),
                 empty(integer, num_rows, stride),
@@ -106,7 +107,7 @@ class _Memory(NamedTuple):
                 empty(double if wide else single, num_rows, width),
                 width,
             ),
-            Verdicts(empty(integer, num_reqs), empty(integer, num_reqs)),
+            Verdicts(empty(integer, num_reqs), empty(integer, num_reqs), empty(integer, num_reqs)),
             Verified(
                 empty(long, num_reqs, num_drafts + 1),
                 empty(integer, num_reqs),
@@ -126,8 +127,9 @@ class _Plan(NamedTuple):
     finish: list[Launch]
     """For requests with filters and those of `coupled`"""
     laws: Launch
-    settle: list[Launch]
-    """Two for requests of `block` whose drafts have laws"""
+    settle: Launch
+    settle_open: list[Launch]
+    """For requests of `block` whose drafts have laws"""
     columns: Launch | None
 
 
@@ -212,7 +214,8 @@ class StepVerifier:
         for launch, finished_rows in zip(plan.finish, (plain, masked)):
             launch(n, finished_rows, packed_states)
         plan.laws(num_reqs * (self._num_drafts + 1), plain, step)
-        for launch in plan.settle:
+        plan.settle(num_reqs, plain, step)
+        for launch in plan.settle_open:
             launch(num_reqs, plain, step)
         logprobs = None
         if plan.columns is not None and columns is not None:
@@ -334,6 +337,7 @@ class StepVerifier:
             wanted,
             methods,
             judged,
+            leftovers,
             verdicts,
             triton.cdiv(steps._num_tiles, SCAN_TILES),
             **shape,
@@ -359,41 +363,34 @@ class StepVerifier:
             num_warps=LAW_WARPS,
             **drawing,
         )
+        settling = methods, judged, leftovers, verdicts, work.summary, verified
         emitted = Drawn(verified.emitted, verified.status)
         return _Plan(
             scan,
             launches_of_draw(work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide)[1:] if finishes else [],
             laws,
-            self._launches_of_settling(work, drawing, weighs=weighs),
+            Launch(settle_kernel, lambda num_reqs: num_reqs, *settling, num_warps=1, **shape, **follow),
+            self._launches_of_open(work, drawing) if weighs else [],
             None if columns is None else launch_of_columns(work, steps._wanted, emitted, columns, steps._mode),
         )
 
-    def _launches_of_settling(self, work: Workspace, constants: dict[str, Any], *, weighs: bool) -> list[Launch]:
-        """Settle the requests; weighs: also open ones."""
+    def _launches_of_open(self, work: Workspace, constants: dict[str, Any]) -> list[Launch]:
+        """Settle open requests."""
         judged, leftovers, verdicts, verified, *_ = self._memory
-        shape = {name: constants[name] for name in ("K", "COLUMNS", "OVERLAP", "enable_fp_fusion", "launch_pdl")}
-        if not weighs:
-            settling = self._methods, judged, verdicts, work.summary, verified
-            return [Launch(settle_kernel, lambda num_reqs: num_reqs, *settling, num_warps=1, **shape)]
         num_blocks = leftovers.stride
-        together = OPEN_TOGETHER * num_multiprocessors(self._methods.of_states.device)
-        # Triton's interpreter runs one after the other.
-        fewest = FEWEST_WEIGHERS if together else 2
-
-        def num_programs(num_reqs: int) -> int:
-            return num_reqs * max(together // num_reqs, 1 + fewest)
-
+        num_weighers = WEIGHERS * max(num_multiprocessors(self._methods.of_states.device), 1)
+        shape = {name: value for name, value in constants.items() if name not in ("T", "ROOM", "TILES")}
         return [
             Launch(
                 settle_open_kernel,
-                num_programs,
-                self._methods,
+                lambda num_reqs: num_reqs + num_weighers,
                 work.lists,
                 judged,
                 leftovers,
                 verdicts,
                 work.summary,
                 verified,
+                num_weighers,
                 num_blocks,
                 WEIGHED=WEIGH_TILES,
                 num_warps=DRAW_WARPS,
@@ -408,7 +405,6 @@ class StepVerifier:
                 verdicts,
                 verified,
                 num_blocks,
-                WIDE=constants["WIDE"],
                 BLOCKS=triton.next_power_of_2(num_blocks),
                 num_warps=SETTLE_WARPS,
                 **shape,

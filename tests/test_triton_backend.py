@@ -1,6 +1,6 @@
 """The Triton backend, in Triton's interpreter, draws the reference's tokens. On a GPU: `benchmarks.gpu_proof`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -83,6 +83,31 @@ def test_what_reaches_top_p_exactly_ends_the_list() -> None:
     logits[:, [70, 290]] = 1.0
     drawn = sample(logits, SamplingParams(seed=3, top_k=2, top_p=0.5), positions=torch.arange(12), backend="triton")
     assert (drawn.token_ids == 70).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("ids", "top_k"),
+    [
+        # Of four neighbours, of one tile, of 20 tiles, of more tiles than a list has room for.
+        (range(501, 504), 3),
+        (range(900, 1020, 13), 6),
+        ([128 * t + i for t in range(30, 50) for i in (t, t + 60)], 40),
+        (range(77, 18_000, 128), 130),
+        (range(77, 18_000, 128), 60),
+    ],
+)
+def test_the_best_tokens_wherever_they_lie(ids: Sequence[int], top_k: int, *, tied: bool) -> None:
+    torch.manual_seed(6)
+    logits = torch.randn(4, 18_000)
+    logits[:, list(ids)] = 10 + (0 if tied else torch.rand(4, len(ids)))
+    asked = replace(SamplingParams(seed=1, top_k=top_k, logprobs=20), temperature=1.3)
+    exact, fast = (sample(logits, asked, positions=torch.arange(4), backend=name) for name in ("reference", "triton"))
+    assert torch.equal(fast.token_ids, exact.token_ids)
+    assert exact.logprobs is not None
+    assert fast.logprobs is not None
+    assert torch.equal(fast.logprobs.logprob_token_ids, exact.logprobs.logprob_token_ids)
+    assert torch.equal(fast.logprobs.selected_token_ranks, exact.logprobs.selected_token_ranks)
 
 
 @pytest.mark.parametrize(

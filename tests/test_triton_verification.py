@@ -166,10 +166,10 @@ def test_blocks_of_which_several_rows_may_be_the_last() -> None:
     assert len(expected.num_accepted.unique()) > 2
 
 
-@pytest.mark.parametrize("left", [range(20, 24), range(1300, 1304), range(2300, 2304)])
+@pytest.mark.parametrize("left", [range(20, 24), range(5000, 5004), range(9300, 9304)])
 def test_what_is_left_of_a_row_lies_in_one_of_the_parts_that_are_weighed(left: range) -> None:
-    # 2,400 ids are three of them, and what is left of each bounds its tiles: P_1 = 0.8, h_1 = 2/3 and P_2 is hardly 0.
-    v, requests, elsewhere = 2400, 8, 700
+    # 9,600 ids are three of them, and the tile is drawn from the best of each: P_1 = 0.8, h_1 = 2/3, P_2 is hardly 0.
+    v, requests, elsewhere = 9600, 8, 700
     fast, exact = verifiers(v, [SamplingParams(seed=r) for r in range(requests)], ["block"] * requests)
     logits, q = torch.zeros(requests, 3, v), torch.zeros(requests, K, v)
     q[:, 0, 7] = np.log(1.25)
@@ -184,6 +184,24 @@ def test_what_is_left_of_a_row_lies_in_one_of_the_parts_that_are_weighed(left: r
     drawn = expected.sampled_token_ids[expected.num_accepted == 1, 1]
     assert len(drawn) > 2
     assert set(drawn.tolist()) <= set(left)
+
+
+def test_what_is_left_in_several_tiles_of_the_parts_that_are_weighed() -> None:
+    # As above; of 24 tiles with as much left each is to be drawn, by its own noise.
+    v, requests = 9600, 16
+    fast, exact = verifiers(v, [SamplingParams(seed=r) for r in range(requests)], ["block"] * requests)
+    logits, q = torch.zeros(requests, 3, v), torch.zeros(requests, K, v)
+    q[:, 0, 7] = np.log(1.25)
+    logits[:, 1], q[:, 1] = -30, -30
+    logits[:, 1, 50::400] = np.log(1 / 24)
+    logits[:, 1, 701] = 0
+    q[:, 1, [5, 701]] = 0
+    drafts = torch.tensor([7, 5, -1, -1]).repeat(requests, 1)
+    given = logits.flatten(0, 1), rows_of(drafts, [2] * requests), drafts, q
+    got, expected = fast(*given), exact(*given)
+    assert not different(got, expected).any()
+    drawn = expected.sampled_token_ids[expected.num_accepted == 1, 1] // 4096
+    assert drawn.unique().tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("top_k", [5, 200])

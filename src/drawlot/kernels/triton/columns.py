@@ -176,7 +176,7 @@ def _list_from(
 ):
     """Lists the tokens that are not after a cut; returns how many there are, if they fit."""
     clear_list(lists, row, ROOM)
-    num_alone, num_crowded = select_groups(lists, row, orders, seconds, tl.maximum(cut_order, MINUS_INF_ORDER + 1))
+    num_alone, num_crowded = select_groups(lists, row, orders, seconds, cut_order, cut_id)
     tl.debug_barrier()
     group, x = load_groups(rows, None, row, lists, 0, num_alone, num_crowded, RAW, ROOM, BLOCK)
     return list_tokens(rows, None, row, lists, num_alone, num_crowded, group, x, cut_order, cut_id, RAW, ROOM, BLOCK)

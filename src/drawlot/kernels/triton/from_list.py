@@ -19,7 +19,7 @@ from drawlot.kernels.triton.reduce import sum_by_tile, sum_two, winner_of
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import LISTED, put
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, MINUS_INF_ORDER, TILE, ids_of, order_of
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, order_of
 
 _WITHOUT_TOP_K = tl.constexpr(64)
 """Tokens that the list of a row without top_k holds at least"""
@@ -63,7 +63,7 @@ def begin_list(
         line, _ = line_of(token_orders, has_value, survey(x, x != x), need)
     else:
         line, _ = line_of(orders, has_token, found, need)
-    num_alone, num_crowded = select_groups(lists, row, orders, seconds, tl.maximum(line, MINUS_INF_ORDER + 1))
+    num_alone, num_crowded = select_groups(lists, row, orders, seconds, line, LAST_ID)
     tl.debug_barrier()
     group, x = load_groups(rows, refused, row, lists, 0, num_alone, num_crowded, False, ROOM, BLOCK)
     return line, num_alone, num_crowded, group, x

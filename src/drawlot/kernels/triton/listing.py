@@ -10,6 +10,7 @@ from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
     MINUS_INF_ORDER,
+    TILE,
     load_raw,
     order_of,
     value_of,
@@ -116,21 +117,23 @@ def clear_list(lists, row, ROOM: tl.constexpr):
 
 
 @triton.jit
-def select_groups(lists, row, orders, seconds, line):
-    """Lists the groups of four that may have tokens of this order (int32) or more: returns how many there are.
+def select_groups(lists, row, orders, seconds, cut_order, cut_id):
+    """Lists the groups of four that may have tokens which are not after (cut_order, cut_id), and returns their numbers.
 
     orders, seconds: [T], of tile maxima and as in `Tiles`. Tiles of which one group does are listed by this group, from
-    the front; the others by themselves, from the back; their numbers are returned. A barrier must follow.
+    the front; the others by themselves, from the back: so the numbers are two. A barrier must follow.
     """
     tile = tl.arange(0, orders.shape[0])
-    crowded = others_of(seconds) >= line
-    alone = (orders >= line) & (crowded == 0)
+    line = tl.maximum(cut_order, MINUS_INF_ORDER + 1)
+    best = tile * GROUPS + group_of(seconds)
+    crowded = (others_of(seconds) >= line) & ((orders > line) | (tile * TILE <= cut_id))
+    alone = (others_of(seconds) < line) & ((orders > line) | ((orders == line) & (best * GROUP <= cut_id)))
     flags = tl.where(alone, 1, tl.where(crowded, _SECOND, 0))
     before = tl.cumsum(flags, 0) - flags
     at = tl.where(alone, before & 0xFFFF, lists.width - 1 - (before >> _COUNT_BITS))
     tl.store(
         lists.tile_ids + row * lists.width + at,
-        tl.where(alone, tile * GROUPS + group_of(seconds), tile),
+        tl.where(alone, best, tile),
         mask=alone | crowded,
     )
     number = total_of(flags)

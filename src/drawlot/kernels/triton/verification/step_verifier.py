@@ -33,7 +33,7 @@ from drawlot.kernels.triton.verification.settle import settle_kernel, settle_ope
 from drawlot.kernels.triton.workspace import ROOM, SCAN_TILES, SCAN_WARPS, Workspace, num_multiprocessors, overlaps
 from drawlot.outputs import LogitsRows, SparseDraftLogits
 
-WEIGH_TILES = 16
+WEIGH_TILES = 32
 """Tiles that a program weighs at a time"""
 WEIGHERS, OPEN_REGISTERS = 3, 80
 """Programs a multiprocessor that weigh, and as many registers as let so many run at once"""

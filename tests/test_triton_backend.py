@@ -89,9 +89,10 @@ def test_what_reaches_top_p_exactly_ends_the_list() -> None:
 @pytest.mark.parametrize(
     ("ids", "top_k"),
     [
-        # Of four neighbours, of one tile, of 20 tiles, of more tiles than a list has room for.
+        # Of four neighbours, of one tile, of two, of 20 tiles, of more tiles than a list has room for.
         (range(501, 504), 3),
         (range(900, 1020, 13), 6),
+        ([389, 454, 5130], 2),
         ([128 * t + i for t in range(30, 50) for i in (t, t + 60)], 40),
         (range(77, 18_000, 128), 130),
         (range(77, 18_000, 128), 60),

@@ -19,7 +19,10 @@ def load_allowed(rows, refused, row, ids, mask):
 
 @triton.jit
 def without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums, seconds):
-    """Stores and returns a row's tiles without a token; raw logprobs keep what the scan found."""
+    """Stores and returns a row's tiles without a token; raw logprobs keep what the scan found.
+
+    What the tiles have stored of `seconds` still bounds them.
+    """
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
     if tiles.raw_sums is not None:
         # Otherwise the scan has stored them.
@@ -39,5 +42,4 @@ def without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums
     sums = tl.where((tile == refused // TILE) & (sums == sums), new_sum, sums)
     tl.store(tiles.maxima + at, maxima, mask=tile == refused // TILE)
     tl.store(tiles.sums + at, sums, mask=tile == refused // TILE)
-    tl.store(tiles.seconds + at, seconds, mask=tile == refused // TILE)
     return maxima, sums, seconds

@@ -188,7 +188,7 @@ def test_what_is_left_of_a_row_lies_in_one_of_the_parts_that_are_weighed(left: r
 
 def test_what_is_left_in_several_tiles_of_the_parts_that_are_weighed() -> None:
     # As above; of 24 tiles with as much left each is to be drawn, by its own noise.
-    v, requests = 9600, 16
+    v, requests = 9600, 10
     fast, exact = verifiers(v, [SamplingParams(seed=r) for r in range(requests)], ["block"] * requests)
     logits, q = torch.zeros(requests, 3, v), torch.zeros(requests, K, v)
     q[:, 0, 7] = np.log(1.25)

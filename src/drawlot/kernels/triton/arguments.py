@@ -128,7 +128,7 @@ class Lists(NamedTuple):
     """Scratch: the best tokens of each row, those of a tile side by side, else in any order."""
 
     tile_ids: Tensor
-    """int32 [N, T]"""
+    """int32 [N, T]: groups of four from the front, tiles from the back, see `listing.select_groups`"""
     token_values: Tensor
     """float32 [N, room]"""
     token_ids: Tensor

@@ -109,7 +109,7 @@ class Tiles(NamedTuple):
     """float32, of the values; -inf for a tile without a token"""
     sums: Tensor
     """float32, sum of exp((value - tile maximum) scale); NaN where a logit or value is NaN or +inf"""
-    seconds: Tensor
+    best_groups: Tensor
     """int32: the best group of four neighbours, and a bound of the others; see `scan.best_group`"""
     raw_maxima: Tensor | None
     """Maxima and sums of raw logits at T = 1, for rows in which they differ; None: no row wants raw logprobs"""

@@ -91,14 +91,16 @@ def columns_kernel(
         tile = tl.arange(0, T)
         at = row * tiles.stride + tile
         maxima = tl.load(tiles.maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
-        seconds = tl.load(tiles.seconds + at, mask=tile < rows.num_tiles, other=MINUS_INF_ORDER)
+        best_groups = tl.load(tiles.best_groups + at, mask=tile < rows.num_tiles, other=MINUS_INF_ORDER)
         if RAW and tiles.raw_sums is not None:
             if raw_apart(rows, states, state, row):
                 maxima = tl.load(tiles.raw_maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
                 # Any group may have the maximum.
-                seconds = order_of(maxima)
+                best_groups = order_of(maxima)
         if (num_top > 0) & (num_top <= ROOM):
-            _put_top(rows, row, lists, maxima, seconds, num_top, law, ids, logprobs, RAW, LOGITS, ROOM, BLOCK, TILES)
+            _put_top(
+                rows, row, lists, maxima, best_groups, num_top, law, ids, logprobs, RAW, LOGITS, ROOM, BLOCK, TILES
+            )
         if rank == 0:
             tl.debug_barrier()
             rank = 1 + _count_before(rows, row, lists, maxima, tl.max(x), token, law, RAW, T, GATHER)
@@ -119,7 +121,7 @@ def _put_top(
     row,
     lists,
     maxima,
-    seconds,
+    best_groups,
     num_top,
     law,
     ids,
@@ -138,7 +140,7 @@ def _put_top(
     line, _ = line_of(orders, has_token, found, num_top)
     cut_id = tl.where(line > cut_order, LAST_ID, cut_id)
     cut_order = tl.maximum(line, cut_order)
-    listed = _list_from(rows, row, lists, orders, seconds, cut_order, cut_id, RAW, ROOM, BLOCK)
+    listed = _list_from(rows, row, lists, orders, best_groups, cut_order, cut_id, RAW, ROOM, BLOCK)
     if listed > ROOM:
         # Too many reach the line: the exact cut, which leaves num_top of them.
         cut_order64, cut_id = cut_at_count(
@@ -146,7 +148,7 @@ def _put_top(
         )
         cut_order = cut_order64.to(tl.int32)
         tl.debug_barrier()
-        listed = _list_from(rows, row, lists, orders, seconds, cut_order, cut_id, RAW, ROOM, BLOCK)
+        listed = _list_from(rows, row, lists, orders, best_groups, cut_order, cut_id, RAW, ROOM, BLOCK)
     tl.debug_barrier()
     value, token = load_list(lists, row, tl.arange(0, ROOM))
     rank = tl.zeros([ROOM], tl.int32)
@@ -167,7 +169,7 @@ def _list_from(
     row,
     lists,
     orders,
-    seconds,
+    best_groups,
     cut_order,
     cut_id,
     RAW: tl.constexpr,
@@ -176,7 +178,7 @@ def _list_from(
 ):
     """Lists the tokens that are not after a cut; returns how many there are, if they fit."""
     clear_list(lists, row, ROOM)
-    num_alone, num_crowded = select_groups(lists, row, orders, seconds, cut_order, cut_id)
+    num_alone, num_crowded = select_groups(lists, row, orders, best_groups, cut_order, cut_id)
     tl.debug_barrier()
     group, x = load_groups(rows, None, row, lists, 0, num_alone, num_crowded, RAW, ROOM, BLOCK)
     return list_tokens(rows, None, row, lists, num_alone, num_crowded, group, x, cut_order, cut_id, RAW, ROOM, BLOCK)

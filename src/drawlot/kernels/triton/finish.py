@@ -82,7 +82,7 @@ def finish_kernel(
         is_row, draws = is_row & (undrawn < 2), undrawn == 0
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
-    seconds = tl.load(tiles.seconds + at, mask=exists, other=MINUS_INF_ORDER)
+    best_groups = tl.load(tiles.best_groups + at, mask=exists, other=MINUS_INF_ORDER)
     refused = None
     if tiles.refused is not None:
         refused = tl.load(tiles.refused + row)
@@ -92,8 +92,8 @@ def finish_kernel(
         return
     if refused is not None:
         if refused >= 0:
-            maxima, sums, seconds = without_refused(
-                rows, states, tiles, state, row, refused, tile, maxima, sums, seconds
+            maxima, sums, best_groups = without_refused(
+                rows, states, tiles, state, row, refused, tile, maxima, sums, best_groups
             )
             tl.debug_barrier()
 
@@ -113,7 +113,7 @@ def finish_kernel(
     lists_it = (temperature != 0) & ((filtered & (top_k <= ROOM)) | (num_tiles <= ROOM))
     begun = found[0], num_tiles, num_tiles, tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK, GROUP], tl.float32)
     if lists_it:
-        begun = begin_list(rows, refused, row, lists, maxima, seconds, found, (top_k, top_p, min_p), T, ROOM, BLOCK)
+        begun = begin_list(rows, refused, row, lists, maxima, best_groups, found, (top_k, top_p, min_p), T, ROOM, BLOCK)
     # While tokens are being loaded.
     raw_log_mass = row_max
     if tiles.raw_sums is not None:
@@ -126,7 +126,7 @@ def finish_kernel(
         # Edits move tokens of raw logits: their ranks are to be counted.
         is_known = is_edited(rows, row) == 0
     if temperature == 0:
-        best = tl.min(tl.where(orders == highest, tile * GROUPS + group_of(seconds), LAST_ID))
+        best = tl.min(tl.where(orders == highest, tile * GROUPS + group_of(best_groups), LAST_ID))
         ids = best * GROUP + tl.arange(0, GROUP)
         token = tl.min(tl.where(load_allowed(rows, refused, row, ids, ids >= 0) == row_max, ids, LAST_ID))
         put_cut(summary, row, MINUS_INF, -1)

@@ -35,7 +35,7 @@ def begin_list(
     row,
     lists,
     maxima,
-    seconds,
+    best_groups,
     found,
     filters,
     T: tl.constexpr,
@@ -44,7 +44,7 @@ def begin_list(
 ):
     """Draws a line that all tokens reach which the row may keep, and begins to load what may reach it.
 
-    refused: as for `load_groups`; maxima, seconds: [T], of the row's tiles; found: what `survey` says of them;
+    refused: as for `load_groups`; maxima, best_groups: [T], of the row's tiles; found: what `survey` says of them;
     filters: of `filters_of`. Returns the line, an order (-LAST_ID: the row has no token below), what `select_groups`
     returns, and what `load_groups` returns of the first.
     """
@@ -63,7 +63,7 @@ def begin_list(
         line, _ = line_of(token_orders, has_value, survey(x, x != x), need)
     else:
         line, _ = line_of(orders, has_token, found, need)
-    num_alone, num_crowded = select_groups(lists, row, orders, seconds, line, LAST_ID)
+    num_alone, num_crowded = select_groups(lists, row, orders, best_groups, line, LAST_ID)
     tl.debug_barrier()
     group, x = load_groups(rows, refused, row, lists, 0, num_alone, num_crowded, False, ROOM, BLOCK)
     return line, num_alone, num_crowded, group, x

@@ -117,17 +117,17 @@ def clear_list(lists, row, ROOM: tl.constexpr):
 
 
 @triton.jit
-def select_groups(lists, row, orders, seconds, cut_order, cut_id):
+def select_groups(lists, row, orders, best_groups, cut_order, cut_id):
     """Lists the groups of four that may have tokens which are not after (cut_order, cut_id), and returns their numbers.
 
-    orders, seconds: [T], of tile maxima and as in `Tiles`. Tiles of which one group does are listed by this group, from
-    the front; the others by themselves, from the back: so the numbers are two. A barrier must follow.
+    orders, best_groups: [T], of tile maxima and as in `Tiles`. Tiles of which one group does are listed by this group,
+    from the front; the others by themselves, from the back: so the numbers are two. A barrier must follow.
     """
     tile = tl.arange(0, orders.shape[0])
     line = tl.maximum(cut_order, MINUS_INF_ORDER + 1)
-    best = tile * GROUPS + group_of(seconds)
-    crowded = (others_of(seconds) >= line) & ((orders > line) | (tile * TILE <= cut_id))
-    alone = (others_of(seconds) < line) & ((orders > line) | ((orders == line) & (best * GROUP <= cut_id)))
+    best = tile * GROUPS + group_of(best_groups)
+    crowded = (others_of(best_groups) >= line) & ((orders > line) | (tile * TILE <= cut_id))
+    alone = (others_of(best_groups) < line) & ((orders > line) | ((orders == line) & (best * GROUP <= cut_id)))
     flags = tl.where(alone, 1, tl.where(crowded, _SECOND, 0))
     before = tl.cumsum(flags, 0) - flags
     at = tl.where(alone, before & 0xFFFF, lists.width - 1 - (before >> _COUNT_BITS))

@@ -18,10 +18,10 @@ def load_allowed(rows, refused, row, ids, mask):
 
 
 @triton.jit
-def without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums, seconds):
+def without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums, best_groups):
     """Stores and returns a row's tiles without a token; raw logprobs keep what the scan found.
 
-    What the tiles have stored of `seconds` still bounds them.
+    What the tiles have stored of `best_groups` still bounds them.
     """
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
     if tiles.raw_sums is not None:
@@ -34,12 +34,12 @@ def without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums
             tl.store(tiles.raw_sums + at, sums, mask=exists)
     touched = refused // TILE + tl.arange(0, 1)
     x = load_allowed(rows, refused, row, ids_of(touched), touched[:, None] >= 0)
-    new_maxima, new_seconds = best_group(x)
+    new_maxima, new_best_groups = best_group(x)
     new_sum = tl.max(tile_sums(x, new_maxima, scan_scale(states, state)))
     maxima = tl.where(tile == refused // TILE, tl.max(new_maxima), maxima)
-    seconds = tl.where(tile == refused // TILE, tl.max(new_seconds), seconds)
+    best_groups = tl.where(tile == refused // TILE, tl.max(new_best_groups), best_groups)
     # What the mask hides may have been bad.
     sums = tl.where((tile == refused // TILE) & (sums == sums), new_sum, sums)
     tl.store(tiles.maxima + at, maxima, mask=tile == refused // TILE)
     tl.store(tiles.sums + at, sums, mask=tile == refused // TILE)
-    return maxima, sums, seconds
+    return maxima, sums, best_groups

@@ -75,15 +75,15 @@ def best_group(x):
 
 
 @triton.jit
-def group_of(seconds):
+def group_of(best_groups):
     """The group that has a tile's maximum, 0 to 31."""
-    return seconds & (GROUPS - 1)
+    return best_groups & (GROUPS - 1)
 
 
 @triton.jit
-def others_of(seconds):
+def others_of(best_groups):
     """An order that no token of a tile's other groups exceeds; that of -inf if they have none."""
-    return seconds | (GROUPS - 1)
+    return best_groups | (GROUPS - 1)
 
 
 @triton.jit
@@ -132,7 +132,7 @@ def _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, EDITED: tl.
     x = raw
     if EDITED:
         x = edited(rows, row, raw, ids, exists)
-    maxima, seconds = best_group(x)
+    maxima, best_groups = best_group(x)
     sums = tile_sums(x, maxima, scale)
     if rows.bitmask is not None or rows.overlay is not None or rows.edits is not None:
         # A mask hides a NaN from the sum, but not from the status of its row.
@@ -141,7 +141,7 @@ def _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, EDITED: tl.
     at = row * tiles.stride + tile
     tl.store(tiles.maxima + at, maxima, mask=tile < rows.num_tiles)
     tl.store(tiles.sums + at, sums, mask=tile < rows.num_tiles)
-    tl.store(tiles.seconds + at, seconds, mask=tile < rows.num_tiles)
+    tl.store(tiles.best_groups + at, best_groups, mask=tile < rows.num_tiles)
     if tiles.raw_sums is not None:
         if is_apart:
             raw_maxima, _ = best_group(raw)

@@ -109,7 +109,9 @@ def law_kernel(
         if tiles.raw_sums is not None:
             _put_raw_law(rows, states, tiles, summary, state, row, at, exists, maxima, sums)
         if refused >= 0:
-            maxima, sums, _seconds = without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums, tile)
+            maxima, sums, _best_groups = without_refused(
+                rows, states, tiles, state, row, refused, tile, maxima, sums, tile
+            )
         status, row_max, mass = _put_law_of_tiles(summary, row, maxima, sums, scale)
         if temperature == 0:
             token = _first_token(rows, refused, row, row_max, tl.min(tl.where(maxima == row_max, tile, LAST_ID)))

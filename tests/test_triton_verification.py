@@ -220,6 +220,29 @@ def test_a_broken_law_of_tokens_that_the_row_does_not_keep(top_k: int) -> None:
     assert not different(got, expected).any()
 
 
+@pytest.mark.parametrize("top_k", [5, 200])
+def test_a_weighed_row_whose_law_lies_outside_the_vocabulary(top_k: int) -> None:
+    # P_1 = 0.8, and nothing is taken from the second row: h_1 = P_1.
+    torch.manual_seed(5)
+    v, requests = 300, 8
+    params = [SamplingParams(seed=r, top_k=top_k) for r in range(requests)]
+    fast, exact = verifiers(v, params, ["block"] * requests)
+    logits = torch.randn(requests, 3, v)
+    logits[:, 0] = -20
+    logits[:, 0, [3, 150]] = torch.tensor([0.1, 0.9]).log()
+    logits[:, 1, :10] = -20
+    ids = torch.arange(8).repeat(requests, K, 1)
+    # Ids of a wider vocabulary, which nothing reads.
+    ids[:, 1] += 5000
+    q = SparseDraftLogits(ids, torch.zeros(requests, K, 8))
+    lse = torch.tensor([np.log(8), -torch.inf, 0, 0], dtype=torch.float32).repeat(requests, 1)
+    drafts = torch.tensor([3, 4, -1, -1]).repeat(requests, 1)
+    given = logits.flatten(0, 1), rows_of(drafts, [2] * requests), drafts, q, lse
+    got, expected = fast(*given), exact(*given)
+    assert not different(got, expected).any()
+    assert (expected.num_accepted == 1).sum() > 3
+
+
 def test_a_rejected_point_mass_is_not_drawn_again() -> None:
     v, requests = 130, 8
     fast, exact = verifiers(v, [SamplingParams(seed=r) for r in range(requests)], ["standard", "block"] * 4)

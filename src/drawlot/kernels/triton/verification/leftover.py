@@ -13,24 +13,20 @@ from drawlot.kernels.triton.verification.requests import rows_of_request, step_k
 
 @triton.jit
 def weigh_block(rows, step, judged, leftovers, request, row, block, WIDE: tl.constexpr, TILES: tl.constexpr):
-    """Stores what is left of a block of TILES tiles, and which of them has the largest key of the race over tiles.
-
-    Of a law that is none the race is that of the row's own.
-    """
+    """Stores what is left of a block of TILES tiles, and which of them has the largest key of the race over tiles."""
     tile = block * TILES + tl.arange(0, TILES)
     ids, exists = ids_of(tile), (tile < rows.num_tiles)[:, None]
     x = load_allowed(rows, tl.load(judged.refused + row), row, ids, exists)
     law = law_of_row(judged, row)
-    p, left = weights_of(step.drafts, law, x, ids, exists)
-    is_law = law[2] == law[2]
+    _p, left = weights_of(step.drafts, law, x, ids, exists)
     first, _ = rows_of_request(step.drafts, request)
     key = step_key(step.states, tl.load(step.drafts.state_rows + request), first, row - first)
-    noise = gumbel(tile, key[0], key[1], tile_stream(is_law, row < 0), key[2], key[3], WIDE)
-    masses = tl.sum(tl.where(is_law, left, p), 1)
+    noise = gumbel(tile, key[0], key[1], tile_stream(row >= 0, row < 0), key[2], key[3], WIDE)
+    masses = tl.sum(left, 1)
     keys = tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + noise, MINUS_INF)
     best_key, best, _ = largest(keys, tile, tile)
     at = row * leftovers.stride + block
-    tl.store(leftovers.left + at, tl.sum(tl.sum(left, 1), 0))
+    tl.store(leftovers.left + at, tl.sum(masses, 0))
     tl.store(leftovers.keys + at, best_key)
     tl.store(leftovers.best_tiles + at, best)
 

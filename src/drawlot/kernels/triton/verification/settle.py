@@ -214,20 +214,18 @@ def settle_weighed_kernel(
         keys = tl.load(leftovers.keys + row * leftovers.stride + block, mask=mask, other=MINUS_INF)
         tile = tl.load(leftovers.best_tiles + row * leftovers.stride + block, mask=mask, other=0)
         _, best, _ = largest(keys, tile, tile)
-        law = law_of_row(judged, row)
-        is_law = law[2] == law[2]
         token = draw_from_tile(
             rows,
             step.drafts,
             tl.load(judged.refused + row),
-            law,
+            law_of_row(judged, row),
             temperature_of(step.states, state),
             row,
             step_key(step.states, state, first, accepted),
             best,
             -1,
-            is_law,
-            is_law,
+            row >= 0,
+            row >= 0,
             row < 0,
             WIDE,
         )

@@ -147,28 +147,24 @@ class Whole(NamedTuple):
     """int32 [N]: which rows, `control[COUNT]` of them, in any order"""
     rank_rows: Tensor
     """int32 [N]: rows whose rank is to be counted, `control[COUNT_OF_RANKS]` of them"""
+    is_cut: Tensor
+    """int32 [N]: 0 while a row's cut is not known"""
     low: Tensor
-    """float32 [N]: the last kept value is at least this, and"""
+    """float32 [N]: the last kept value is probably at least this, and"""
     high: Tensor
-    """float32 [N]: below this"""
-    above: Tensor
-    """float64 [N]: how many tokens, or how much mass, reach `high`"""
-    target: Tensor
-    """float64 [N]: and how many, or how much, the cut must reach; -1: not known yet; NaN: `low` does not reach it"""
-    reaches: Tensor
-    """float32 [N, parts, 8]: how many, or how much, of a part reach each pivot"""
-    tickets: Tensor
-    """int32 [N], 0 between kernels"""
-    most_listed: Tensor
-    """int32 [N]: no more tokens than that will be listed"""
+    """float32 [N]: below this; and"""
+    line: Tensor
+    """float32 [N]: at least this, since min_p wants it; without min_p the lowest finite value"""
+    sums: Tensor
+    """int64 [N, 8]: what is known of all tokens of a row, see `whole_row.NUM_ABOVE` and the others"""
     listed: Tensor
-    """int32 [N]: tokens of the long list, counting on where the room ends"""
+    """int32 [N]: tokens of the long list, from low to high, counting on where the room ends"""
     token_values: Tensor
     """float32 [N, room]"""
     token_ids: Tensor
     """int32 [N, room]"""
     kept_sums: Tensor
-    """float32 [N, T]: as `Tiles.sums`, of kept tokens"""
+    """float32 [N, T]: as `Tiles.sums`, of kept tokens; only where `Tiles.undrawn` says who draws"""
 
 
 class Summary(NamedTuple):

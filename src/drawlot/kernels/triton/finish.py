@@ -3,7 +3,6 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.bracket import put_first_bracket
 from drawlot.kernels.triton.column_values import put_column, result_of
 from drawlot.kernels.triton.from_list import begin_list, draw_from_list
 from drawlot.kernels.triton.listing import clear_list, survey
@@ -13,7 +12,7 @@ from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.reduce import sum_of_masses
 from drawlot.kernels.triton.refused import load_allowed, without_refused
 from drawlot.kernels.triton.scan import GROUP, GROUPS, group_of, raw_apart
-from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, temperature_of
+from drawlot.kernels.triton.states import filters_of, noise_key, temperature_of
 from drawlot.kernels.triton.summary import COUNT, COUNT_OF_RANKS, GREEDY, NO_TOKEN, TILES, WHOLE, put, put_cut
 from drawlot.kernels.triton.values import (
     LAST_ID,
@@ -23,6 +22,7 @@ from drawlot.kernels.triton.values import (
     order_of,
     value_of,
 )
+from drawlot.kernels.triton.whole_row import begin_whole_row
 from drawlot.outputs import RowStatus
 
 _NONFINITE, _EMPTY = tl.constexpr(int(RowStatus.NONFINITE)), tl.constexpr(int(RowStatus.EMPTY_SUPPORT))
@@ -173,13 +173,7 @@ def finish_kernel(
             _ask_for_rank(tiles, whole, columns, summary, row)
         return
     if filtered:
-        slot = tl.atomic_add(tiles.control + COUNT, 1)
-        tl.store(whole.rows + slot, row)
-        log_mass = 0.0
-        if top_k <= 0:
-            shift = tl.where(sums > 0, maxima - row_max, 0.0)
-            log_mass = tl.log(sum_of_masses(sums * tl.exp(shift * scale_of(temperature))))
-        put_first_bracket(rows, states, whole, state, row, lowest, highest, num_tiles, log_mass)
+        begin_whole_row(whole, row, tl.atomic_add(tiles.control + COUNT, 1))
         tl.store(summary.floats + row, row_max)
         tl.store(summary.path + row, WHOLE)
         tl.store(summary.rank + row, 0)

@@ -141,16 +141,6 @@ def select_groups(lists, row, orders, best_groups, cut_order, cut_id):
 
 
 @triton.jit
-def _side_by_side(at):
-    """Where tokens are stored. Neighbours are not side by side, but only so does the compiler keep a block's layout.
-
-    The mask, which is of single tokens, keeps it from storing two at once. Nothing else may be computed from these
-    places: the compiler would compute it for four of them at once.
-    """
-    return tl.multiple_of(tl.max_contiguous(at, [1, 4]), [1, 4])
-
-
-@triton.jit
 def load_groups(
     rows,
     refused,
@@ -232,33 +222,42 @@ def list_tokens(
         before = tl.cumsum(flags, 0) - flags
         first = listed + (before & 0xFFFF)
         total = total_of(flags)
-        taken, most = 0, tl.where(total >= _SECOND, 4, 1)
-        while taken < most:
-            value = tl.max(own, 1)
-            token = tl.min(tl.where(own == value[:, None], ids, LAST_ID), 1)
-            fits = (number > taken) & (first + taken < ROOM)
-            tl.store(lists.token_values + row * lists.room + first + taken, value, mask=fits)
-            tl.store(lists.token_ids + row * lists.room + first + taken, token, mask=fits)
-            own = tl.where(ids == token[:, None], MINUS_INF, own)
-            taken += 1
+        values, tokens = lists.token_values + row * lists.room, lists.token_ids + row * lists.room
+        _put_tokens(values, tokens, ROOM, own, ids, number, first, tl.where(total >= _SECOND, 4, 1))
         listed += total & 0xFFFF
     return listed
 
 
 @triton.jit
+def _put_tokens(values, tokens, ROOM: tl.constexpr, own, ids, number, first, most):
+    """Stores of groups [M, 4] the tokens that are above -inf, `number` [M], from places `first` on where there is room.
+
+    most: of a group; groups of one, which most are, take one turn.
+    """
+    taken = 0
+    while taken < most:
+        value = tl.max(own, 1)
+        token = tl.min(tl.where(own == value[:, None], ids, LAST_ID), 1)
+        fits = (number > taken) & (first + taken < ROOM)
+        tl.store(values + first + taken, value, mask=fits)
+        tl.store(tokens + first + taken, token, mask=fits)
+        own = tl.where(ids == token[:, None], MINUS_INF, own)
+        taken += 1
+
+
+@triton.jit
 def append_between(whole, row, x, ids, low, high, ROOM: tl.constexpr):
-    """Appends the tokens of a block with low <= value < high to a row's long list, in any order, as room allows."""
+    """Appends the tokens of a block [M, 4] with low <= value < high to a row's long list, in any order."""
     kept = (x >= low) & (x < high)
-    number = kept.to(tl.int32)
-    of_tile = tl.sum(number, 1)
-    count = tl.sum(of_tile)
-    if count > 0:
-        first = tl.atomic_add(whole.listed + row, count) + tl.cumsum(of_tile, 0) - of_tile
-        inside = tl.cumsum(number, 1) - number
-        fits = kept & (inside < ROOM - first[:, None])
-        at = _side_by_side(first[:, None] + inside)
-        tl.store(whole.token_values + row * ROOM + at, x, mask=fits)
-        tl.store(whole.token_ids + row * ROOM + at, ids, mask=fits)
+    number = tl.sum(kept.to(tl.int32), 1)
+    flags = number + tl.where(number > 1, _SECOND, 0)
+    total = total_of(flags)
+    if total > 0:
+        first = tl.atomic_add(whole.listed + row, total & 0xFFFF)
+        first += (tl.cumsum(flags, 0) - flags) & 0xFFFF
+        values, tokens = whole.token_values + row * ROOM, whole.token_ids + row * ROOM
+        own = tl.where(kept, x, MINUS_INF)
+        _put_tokens(values, tokens, ROOM, own, ids, number, first, tl.where(total >= _SECOND, 4, 1))
 
 
 @triton.jit

@@ -19,6 +19,15 @@ def _rows(block):
 
 
 @triton.jit
+def _folded(block):
+    """Sums of long blocks that each thread can make by itself, one block after the other: all at once fill registers."""
+    N: tl.constexpr = block.shape[0]
+    if N > 1024:
+        block = tl.sum(block.reshape(N // 1024, 1024), 0)
+    return block
+
+
+@triton.jit
 def span(largest, smallest, count):
     """Maximum, minimum and sum of three int32 blocks."""
     if _ONE_BY_ONE:
@@ -71,6 +80,7 @@ def sum_two(first, second):
     if _ONE_BY_ONE:
         result = tl.sum(first), tl.sum(second)
     else:
+        first, second = _folded(first), _folded(second)
         result = tl.reduce((tl.sum(_rows(first), 1), tl.sum(_rows(second), 1)), 0, _sum_two)
     return result
 
@@ -86,7 +96,7 @@ def sum_four(a, b, c, d):
     if _ONE_BY_ONE:
         result = tl.sum(a), tl.sum(b), tl.sum(c), tl.sum(d)
     else:
-        result = tl.reduce((a, b, c, d), 0, _sum_four)
+        result = tl.reduce((_folded(a), _folded(b), _folded(c), _folded(d)), 0, _sum_four)
     return result
 
 

@@ -130,7 +130,6 @@ def launches_of_draw(
             LOGITS=logits,
             WIDE=wide,
             T=work.tile_block,
-            PARTS=triton.next_power_of_2(num_parts),
             TILES=WHOLE_TILES,
             ROOM=LONG_ROOM,
             maxnreg=128,

@@ -3,8 +3,9 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.bracket import LOG2_E, min_p_line
-from drawlot.kernels.triton.states import filters_of, scale_of, temperature_of
+from drawlot.kernels.triton.bracket import min_p_line
+from drawlot.kernels.triton.scan import LOG2_E
+from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
@@ -20,30 +21,33 @@ _COUNT_BITS = tl.constexpr(21)
 
 
 @triton.jit
-def slow_cut(rows, states, whole, state, row, highest, row_max, TILES: tl.constexpr):
-    """Order (int64) and id (int32) of the last kept token, from the row's bracket if it holds."""
-    top_k, top_p, min_p = filters_of(states, state)
-    temperature = temperature_of(states, state)
-    scale = scale_of(temperature)
-    target = tl.load(whole.target + row)
-    holds = target == target
+def slow_cut(rows, row, bracket, filters, temperature, row_max, TILES: tl.constexpr):
+    """Order (int64) and id (int32) of the last kept token.
+
+    bracket: whether the cut is known to have a value of at least low, and below high; these; what is counted, or
+    weighed, of those from high on; and the mass of which top_p keeps a share.
+    """
+    top_k, top_p, min_p = filters
+    holds, bracket_low, bracket_high, above, mass = bracket
+    scale, highest = scale_of(temperature), order_of(row_max)
     bottom = tl.full([], MINUS_INF_ORDER, tl.int64) + 1
     top = highest.to(tl.int64) + 1
-    low = tl.where(holds, order_of(tl.load(whole.low + row)).to(tl.int64), bottom)
-    high = tl.where(holds, order_of(tl.load(whole.high + row)).to(tl.int64), top)
-    above = tl.where(holds, tl.load(whole.above + row), 0.0)
+    low = tl.where(holds, order_of(bracket_low).to(tl.int64), bottom)
+    high = tl.where(holds, order_of(bracket_high).to(tl.int64), top)
+    above = tl.where(holds, above, 0.0)
     cut_order, cut_id = bottom - 1, tl.full([], LAST_ID, tl.int32)
     if top_k > 0:
         cut_order, cut_id = cut_at_count(rows, row, top_k, low, high, above.to(tl.int64), False, TILES)
-        low, high, above, holds = cut_order, top, above * 0, False
+        low, high, above = cut_order, top, above * 0
     if min_p > 0:
         line = min_p_line(highest, temperature, min_p).to(tl.int64)
         cut_id = tl.where(line > cut_order, LAST_ID, cut_id)
         cut_order = tl.maximum(line, cut_order)
         low = tl.maximum(low, line)
     if top_p < 1:
-        if not holds:
-            target = top_p * _mass_up_to(rows, row, cut_order, cut_id, row_max, scale, TILES)
+        if top_k > 0:
+            mass = mass_up_to(rows, row, cut_order, cut_id, row_max, scale, TILES)
+        target = top_p * mass
         cut_order, cut_id = _cut_at_mass(rows, row, cut_order, cut_id, target, low, high, above, row_max, scale, TILES)
     return cut_order, cut_id
 
@@ -151,7 +155,8 @@ def _cut_at_mass(rows, row, cut_order, cut_id, target, low, high, above_high, ro
 
 
 @triton.jit
-def _mass_up_to(rows, row, cut_order, cut_id, row_max, scale, TILES: tl.constexpr):
+def mass_up_to(rows, row, cut_order, cut_id, row_max, scale, TILES: tl.constexpr):
+    """float64: of the tokens of a row up to a cut."""
     total = tl.zeros([], tl.float64)
     start = 0
     while start < rows.num_tiles:

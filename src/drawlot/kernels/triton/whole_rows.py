@@ -1,31 +1,31 @@
-"""Rows whose cut may lie anywhere, read again by all of the GPU: narrow the cut, list candidates, weigh the tiles."""
+"""Rows whose cut may lie anywhere, read again by all of the GPU, which lists the tokens that the cut may be."""
 
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.bracket import LOG2_E, min_p_line, narrow, put_reaches
-from drawlot.kernels.triton.column_values import law_of_row, load_as, result_of
-from drawlot.kernels.triton.cut_in_list import cut_in_list
-from drawlot.kernels.triton.listing import append_between, comes_before
-from drawlot.kernels.triton.noise import gumbel_of_range
+from drawlot.kernels.triton.bracket import LARGEST, mass_of, min_p_line, sample_bracket
+from drawlot.kernels.triton.cut_in_list import FIXED_POINT
+from drawlot.kernels.triton.listing import append_between
 from drawlot.kernels.triton.pdl import follow
-from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
-from drawlot.kernels.triton.scan import of_each, tile_maxima, tile_sums
-from drawlot.kernels.triton.slow_cut import slow_cut
-from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, temperature_of
-from drawlot.kernels.triton.summary import ARRIVALS, COUNT, COUNT_OF_RANKS, WHOLE, put, put_cut
-from drawlot.kernels.triton.together import is_last, wait_for_all
-from drawlot.kernels.triton.values import (
-    LAST_ID,
-    MINUS_INF,
-    TILE,
-    ids_of,
-    load_values,
-    order_of,
-    slices_of,
-    slot_of,
-    value_of,
+from drawlot.kernels.triton.ranks import count_ranks
+from drawlot.kernels.triton.reduce import sum_four
+from drawlot.kernels.triton.scan import GROUP, GROUPS
+from drawlot.kernels.triton.states import filters_of, scale_of, temperature_of
+from drawlot.kernels.triton.summary import ARRIVALS, COUNT, COUNT_OF_RANKS, NUM_CUT
+from drawlot.kernels.triton.together import wait_for_all
+from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, order_of, value_of
+from drawlot.kernels.triton.whole_row import (
+    MASS_ABOVE,
+    MASS_BELOW,
+    MASS_FROM_LINE,
+    NUM_ABOVE,
+    NUM_EXISTING,
+    finish_whole_row,
+    kept_tiles,
 )
+
+_READS = tl.constexpr(3)
+_HIGH_HALF = tl.constexpr(16)
 
 
 @triton.jit
@@ -43,199 +43,128 @@ def whole_rows_kernel(
     LOGITS: tl.constexpr,
     WIDE: tl.constexpr,
     T: tl.constexpr,
-    PARTS: tl.constexpr,
     TILES: tl.constexpr,
     ROOM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """All programs share the rows that the finish left, a part of TILES tiles at a time.
+    """All programs share the rows that the finish left, each some parts of TILES tiles side by side.
 
-    num_parts: of a row; PARTS: power of two >= num_parts; ROOM: tokens of a long list; columns, RAW, LOGITS: as
-    for `finish_kernel`.
+    num_parts: of a row; ROOM: tokens of a long list; columns, RAW, LOGITS: as for `finish_kernel`.
     """
     follow(OVERLAP)
     first = tl.program_id(0)
-    arrivals = tiles.control + ARRIVALS
     # Both at once: most steps leave none.
-    num_items = tl.load(tiles.control + COUNT) * num_parts
-    num_rank_items = tl.load(tiles.control + COUNT_OF_RANKS) * num_parts
-    if num_items > 0:
-        for round in tl.static_range(1, 4):
-            item = first
-            while item < num_items:
+    num_rows, num_rank_rows = tl.load(tiles.control + COUNT), tl.load(tiles.control + COUNT_OF_RANKS)
+    if num_rows > 0:
+        share = tl.cdiv(num_rows * num_parts, num_programs)
+        num_cut, read = num_rows * 0, 0
+        while num_cut < num_rows:
+            item, end = first * share, tl.minimum((first + 1) * share, num_rows * num_parts)
+            while item < end:
+                part = item % num_parts
+                stop = tl.minimum(part + end - item, num_parts)
                 row = tl.load(whole.rows + item // num_parts).to(tl.int64)
-                _narrow_part(rows, states, whole, summary, row, item % num_parts, num_parts, PARTS, TILES, ROOM)
+                if tl.load(whole.is_cut + row) == 0:
+                    _gather(rows, states, tiles, whole, summary, row, part, stop, read == 0, T, TILES, ROOM)
+                item += stop - part
+            wait_for_all(tiles.control + ARRIVALS, num_programs, 2 * read + 1)
+            item = first
+            while item < num_rows:
+                row = tl.load(whole.rows + item).to(tl.int64)
+                if tl.load(whole.is_cut + row) == 0:
+                    is_last = read == _READS - 1
+                    finish_whole_row(
+                        rows, states, tiles, whole, drawn, summary, row, is_last, WIDE, T, TILES, ROOM
+                    )
                 item += num_programs
-            wait_for_all(arrivals, num_programs, round)
-        item = first
-        while item < num_items:
-            row = tl.load(whole.rows + item // num_parts).to(tl.int64)
-            _list_part(rows, states, whole, row, item % num_parts, TILES, ROOM)
-            item += num_programs
-        wait_for_all(arrivals, num_programs, 4)
-        # Rows by themselves: a program that cuts one must not keep parts of others waiting.
-        item = first * num_parts
-        while item < num_items:
-            row = tl.load(whole.rows + item // num_parts).to(tl.int64)
-            _cut_row(rows, states, whole, summary, row, TILES, ROOM)
-            item += num_programs * num_parts
-        wait_for_all(arrivals, num_programs, 5)
-        item = first
-        while item < num_items:
-            row = tl.load(whole.rows + item // num_parts).to(tl.int64)
-            _weigh_part(rows, states, whole, summary, row, item % num_parts, T, TILES)
-            item += num_programs
-        wait_for_all(arrivals, num_programs, 6)
-        item = first * num_parts
-        while item < num_items:
-            row = tl.load(whole.rows + item // num_parts).to(tl.int64)
-            _draw_row(rows, states, tiles, whole, drawn, summary, row, WIDE, T)
-            item += num_programs * num_parts
-        wait_for_all(arrivals, num_programs, 7)
-    item = first
-    while item < num_rank_items:
+            wait_for_all(tiles.control + ARRIVALS, num_programs, 2 * read + 2)
+            num_cut = tl.load(tiles.control + NUM_CUT)
+            read += 1
+        if tiles.undrawn is not None:
+            item = first
+            while item < num_rows * num_parts:
+                row = tl.load(whole.rows + item // num_parts).to(tl.int64)
+                _weigh_part(rows, states, whole, summary, row, item % num_parts, T, TILES)
+                item += num_programs
+    share = tl.cdiv(num_rank_rows * num_parts, num_programs)
+    item, end = first * share, tl.minimum((first + 1) * share, num_rank_rows * num_parts)
+    while item < end:
+        part = item % num_parts
+        stop = tl.minimum(part + end - item, num_parts)
         row = tl.load(whole.rank_rows + item // num_parts).to(tl.int64)
-        _count_part(rows, states, columns, drawn, summary, row, item % num_parts, RAW, LOGITS, TILES)
-        item += num_programs
+        count_ranks(rows, states, tiles, columns, drawn, summary, row, part, stop, RAW, LOGITS, TILES)
+        item += stop - part
 
 
 @triton.jit
-def _part(rows, row, part, TILES: tl.constexpr):
-    """Tiles, ids and values of a part, [TILES, 128]."""
-    tile = part * TILES + tl.arange(0, TILES)
-    ids = ids_of(tile)
-    return tile, ids, load_values(rows, row, ids, (tile < rows.num_tiles)[:, None])
-
-
-@triton.jit
-def _narrow_part(
+def _gather(
     rows,
     states,
+    tiles,
     whole,
     summary,
     row,
     part,
-    num_parts,
-    PARTS: tl.constexpr,
+    stop,
+    is_first_read,
+    T: tl.constexpr,
     TILES: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Sums a part above the pivots of its row's bracket; the last part narrows it."""
+    """Lists the tokens in a row's bracket that parts from one on have, and adds to what the row knows of the others."""
     state = tl.load(states.index + row)
-    top_k, top_p, min_p = filters_of(states, state)
-    # Min-p alone needs no search, nor does what a list has room for.
-    if ((top_k > 0) | (top_p < 1)) & (tl.load(whole.most_listed + row) > ROOM):
-        tile, ids, x = _part(rows, row, part, TILES)
-        weight = tl.full([TILES, TILE], 1.0, tl.float32)
-        row_max = tl.load(summary.floats + row).to(tl.float32)
-        scale = scale_of(temperature_of(states, state))
-        if top_k <= 0:
-            weight = tl.exp2((x - row_max) * (scale * LOG2_E))
-        put_reaches(whole, row, part, num_parts, x.reshape(TILES * TILE), weight.reshape(TILES * TILE))
-        if is_last(whole.tickets, row, num_parts):
-            narrow(states, whole, state, row, num_parts, row_max, scale, PARTS)
-
-
-@triton.jit
-def _list_part(rows, states, whole, row, part, TILES: tl.constexpr, ROOM: tl.constexpr):
-    """Lists the part's tokens that the cut may be."""
-    state = tl.load(states.index + row)
-    top_k, top_p, min_p = filters_of(states, state)
-    if (top_k > 0) | (top_p < 1):
-        tile, ids, x = _part(rows, row, part, TILES)
-        # top_p counts again within what top_k keeps: all of that is listed.
-        high = tl.where(top_k > 0, float("inf"), tl.load(whole.high + row))
-        append_between(whole, row, x, ids, tl.load(whole.low + row), high, ROOM)
-
-
-@triton.jit
-def _cut_row(rows, states, whole, summary, row, TILES: tl.constexpr, ROOM: tl.constexpr):
-    """Stores the last kept token of a row."""
-    state = tl.load(states.index + row)
-    top_k, top_p, min_p = filters_of(states, state)
+    filters, temperature = filters_of(states, state), temperature_of(states, state)
+    top_k, top_p, min_p = filters
     row_max = tl.load(summary.floats + row).to(tl.float32)
-    highest = order_of(row_max)
-    target = tl.load(whole.target + row)
-    if (top_k <= 0) & (top_p >= 1):
-        cut_order = min_p_line(highest, temperature_of(states, state), min_p)
-        cut_id = tl.full([], LAST_ID, tl.int32)
-    elif (tl.load(whole.listed + row) <= ROOM) & (target == target):
-        cut_order, cut_id = cut_in_list(states, whole, state, row, highest, row_max, ROOM)
-    else:
-        order64, cut_id = slow_cut(rows, states, whole, state, row, highest, row_max, TILES)
-        cut_order = order64.to(tl.int32)
-    put_cut(summary, row, value_of(cut_order), cut_id)
+    scale = scale_of(temperature)
+    line = tl.full([], -LARGEST, tl.float32)
+    if min_p > 0:
+        line = value_of(min_p_line(order_of(row_max), temperature, min_p))
+    low, high = line, line
+    if is_first_read == 0:
+        low, high = tl.load(whole.low + row), tl.load(whole.high + row)
+    elif (top_k > 0) | (top_p < 1):
+        low, high = sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T)
+    if part == 0:
+        tl.store(whole.low + row, low)
+        tl.store(whole.high + row, high)
+        tl.store(whole.line + row, line)
+    mass_above, mass_from_line, mass_below = tl.zeros([], tl.int64), tl.zeros([], tl.int64), tl.zeros([], tl.int64)
+    num_above, num_existing = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
+    while part < stop:
+        tile = part * TILES + tl.arange(0, TILES)
+        ids = ids_of(tile)
+        x = load_values(rows, row, ids, (tile < rows.num_tiles)[:, None])
+        mass = mass_of(x, row_max, scale)
+        flags = (x >= high).to(tl.int32) + ((x > MINUS_INF).to(tl.int32) << _HIGH_HALF)
+        of_part = sum_four(
+            tl.where(x >= high, mass, 0.0).reshape(TILES * TILE),
+            tl.where(x >= line, mass, 0.0).reshape(TILES * TILE),
+            tl.where(x < low, tl.where(x >= line, mass, 0.0), 0.0).reshape(TILES * TILE),
+            flags.reshape(TILES * TILE),
+        )
+        groups: tl.constexpr = TILES * GROUPS
+        append_between(whole, row, x.reshape(groups, GROUP), ids.reshape(groups, GROUP), low, high, ROOM)
+        mass_above += (of_part[0].to(tl.float64) * FIXED_POINT).to(tl.int64)
+        mass_from_line += (of_part[1].to(tl.float64) * FIXED_POINT).to(tl.int64)
+        mass_below += (of_part[2].to(tl.float64) * FIXED_POINT).to(tl.int64)
+        num_above += of_part[3] & 0xFFFF
+        num_existing += of_part[3] >> _HIGH_HALF
+        part += 1
+    sums = whole.sums + row * 8
+    tl.atomic_add(sums + NUM_ABOVE, num_above.to(tl.int64))
+    tl.atomic_add(sums + NUM_EXISTING, num_existing.to(tl.int64))
+    tl.atomic_add(sums + MASS_ABOVE, mass_above)
+    tl.atomic_add(sums + MASS_BELOW, mass_below)
+    tl.atomic_add(sums + MASS_FROM_LINE, mass_from_line)
 
 
 @triton.jit
 def _weigh_part(rows, states, whole, summary, row, part, T: tl.constexpr, TILES: tl.constexpr):
-    """Sums the kept tokens of a part's tiles, laid out as in the scan."""
+    """Sums the kept tokens of a part's tiles."""
     tile = part * TILES + tl.arange(0, TILES)
-    if rows.edits is None:
-        _weigh_tiles(rows, states, whole, summary, row, tile, slices_of(rows, tile), T)
-    elif slot_of(rows, row) < 0:
-        _weigh_tiles(rows, states, whole, summary, row, tile, slices_of(rows, tile), T)
-    else:
-        _weigh_tiles(rows, states, whole, summary, row, tile, ids_of(tile), T)
-
-
-@triton.jit
-def _weigh_tiles(rows, states, whole, summary, row, tile, ids, T: tl.constexpr):
-    temperature = temperature_of(states, tl.load(states.index + row))
-    x = load_values(rows, row, ids, of_each(tile < rows.num_tiles, ids))
-    cut_value, cut_id = tl.load(summary.cut_value + row), tl.load(summary.cut_id + row)
-    kept = (x > cut_value) | ((x == cut_value) & (ids <= cut_id))
-    sums = tile_sums(tl.where(kept, x, MINUS_INF), tile_maxima(x), scale_of(temperature))
-    tl.store(whole.kept_sums + row * T + tile, sums, mask=tile < rows.num_tiles)
-
-
-@triton.jit
-def _draw_row(rows, states, tiles, whole, drawn, summary, row, WIDE: tl.constexpr, T: tl.constexpr):
-    """The races of a row."""
-    state = tl.load(states.index + row)
-    temperature = temperature_of(states, state)
-    row_max = tl.load(summary.floats + row).to(tl.float32)
-    tile = tl.arange(0, T)
     exists = tile < rows.num_tiles
-    maxima = tl.load(tiles.maxima + row * tiles.stride + tile, mask=exists, other=MINUS_INF)
-    sums = tl.load(whole.kept_sums + row * T + tile, mask=exists, other=0.0)
-    key = noise_key(states, state, row)
-    noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
-    best, mass = race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE)
-    cut_order, cut_id = order_of(tl.load(summary.cut_value + row)), tl.load(summary.cut_id + row)
-    token = race_in_tile(rows, None, row, best, cut_order, cut_id, row_max, temperature, key, WIDE)
-    put(drawn, summary, row, token, 0, WHOLE, row_max, tl.log(mass))
-
-
-@triton.jit
-def _count_part(
-    rows,
-    states,
-    columns,
-    drawn,
-    summary,
-    row,
-    part,
-    RAW: tl.constexpr,
-    LOGITS: tl.constexpr,
-    TILES: tl.constexpr,
-):
-    """Adds to the drawn token's rank what comes before it in the part; the first part stores its column."""
-    token = tl.load(drawn.token_ids + row).to(tl.int32)
-    own = token + tl.arange(0, 1)
-    tile = part * TILES + tl.arange(0, TILES)
-    ids = ids_of(tile)
-    exists = (tile < rows.num_tiles)[:, None]
-    own_x = tl.max(load_as(rows, row, own, own >= 0, RAW))
-    x = load_as(rows, row, ids, exists, RAW)
-    before = comes_before(x, ids, own_x, token) & (x > MINUS_INF)
-    num_before = tl.sum(tl.sum(before.to(tl.int32), 1), 0)
-    if columns is None:
-        tl.atomic_add(summary.rank + row, num_before)
-    else:
-        tl.atomic_add(columns.ranks + row, num_before.to(tl.int64))
-        if part == 0:
-            state = tl.load(states.index + row)
-            maximum, log_mass, temperature, _, _ = law_of_row(states, summary, state, row, RAW)
-            tl.store(columns.ids + row, token)
-            tl.store(columns.logprobs + row, result_of(own_x, maximum, log_mass, temperature, RAW, LOGITS))
+    temperature = temperature_of(states, tl.load(states.index + row))
+    cut_value, cut_id = tl.load(summary.cut_value + row), tl.load(summary.cut_id + row)
+    _maxima, sums = kept_tiles(rows, row, tile, exists, cut_value, cut_id, scale_of(temperature))
+    tl.store(whole.kept_sums + row * T + tile, sums, mask=exists)

@@ -23,7 +23,7 @@ GATHER = 32
 """Tiles that a count of tokens reads at a time"""
 WHOLE_TILES = 32
 """Tiles that a program reads at a time where it reads a whole row"""
-LONG_ROOM = 2048
+LONG_ROOM = 4096
 """Tokens of a long list"""
 NUM_WARPS = 8
 
@@ -59,7 +59,7 @@ class Workspace(NamedTuple):
     @classmethod
     def of(cls, n: int, num_tiles: int, device: torch.device, *, raw: bool) -> "Workspace":
         """Room for n rows; raw: sums of raw logits too."""
-        width = max(triton.next_power_of_2(num_tiles), 16)
+        width = max(triton.next_power_of_2(num_tiles), 32)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -88,13 +88,11 @@ class Workspace(NamedTuple):
             Whole(
                 empty(integer, n),
                 empty(integer, n),
-                empty(single, n),
-                empty(single, n),
-                empty(double, n),
-                empty(double, n),
-                empty(single, n, -(-num_tiles // WHOLE_TILES), 8),
-                torch.zeros(n, dtype=integer, device=device),
                 empty(integer, n),
+                empty(single, n),
+                empty(single, n),
+                empty(single, n),
+                empty(torch.int64, n, 8),
                 empty(integer, n),
                 empty(single, n, LONG_ROOM),
                 empty(integer, n, LONG_ROOM),

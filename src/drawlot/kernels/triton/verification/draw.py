@@ -3,13 +3,13 @@
 import triton
 import triton.language as tl
 
+from drawlot.kernels.triton.lazy_race import race_lazily
 from drawlot.kernels.triton.listing import load_list
 from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.race import race, race_of_range, z_of
 from drawlot.kernels.triton.reduce import first_largest, sum_by_tile
 from drawlot.kernels.triton.refused import load_allowed
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE
-from drawlot.kernels.triton.verification.lazy_race import race_of_leftovers
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of
 from drawlot.kernels.triton.verification.leftover import is_kept, weights_of
 from drawlot.kernels.triton.verification.requests import tile_stream, token_stream
 
@@ -68,7 +68,7 @@ def draw_from_tiles(
     from_q = residual & (line >= 0)
     if from_q:
         bounds = log_masses + tl.log(prefix * per_mass) + noise
-        best = race_of_leftovers(rows, drafts, refused, law, noises, row, bounds, T, TILES)
+        best = race_lazily(bounds, _keys_of_leftovers, (rows, drafts, refused, law, noises, row), T, TILES)
         # A law of few tokens may be broken where the row keeps none.
         best = tl.where(q_shift == q_shift, best, -1)
         from_q = best >= 0
@@ -81,6 +81,18 @@ def draw_from_tiles(
     return draw_from_tile(
         rows, drafts, refused, law, temperature, row, key, best, without, from_q, residual, alone, WIDE
     )
+
+
+@triton.jit
+def _keys_of_leftovers(row, tile, mask):
+    """Keys of tiles by what q leaves of them."""
+    rows, drafts, refused, law, noises, row = row
+    ids = ids_of(tile)
+    x = load_allowed(rows, refused, row, ids, mask[:, None])
+    _p, left = weights_of(drafts, law, x, ids, mask[:, None])
+    noise = tl.load(noises + tile)
+    masses = tl.sum(left, 1)
+    return tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + noise, MINUS_INF)
 
 
 @triton.jit

@@ -1,27 +1,26 @@
-"""The race over tiles by what q leaves of them, of which only those are read that can still win.
+"""A race over the tiles of a row of which only those are read that can still win.
 
-No tile has more left than it had. A draft is rejected as often as something is left of its row, so that few tiles have
-to be read: two or three of a row of which a third is left; all of one of which hardly anything is, but hardly ever.
+Each tile has a bound that its key cannot exceed: the key it would have if none of its tokens were dropped. Few tiles have
+to be read, two or three of a row that keeps a third of its mass; all of one that keeps hardly any.
 """
 
 import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.reduce import best_two_of_groups, largest
-from drawlot.kernels.triton.refused import load_allowed
-from drawlot.kernels.triton.values import MINUS_INF, ids_of
-from drawlot.kernels.triton.verification.leftover import weights_of
+from drawlot.kernels.triton.values import MINUS_INF
 
 _SLACK = tl.constexpr(1e-3)
 """More than what rounding adds to a sum's logarithm"""
 
 
 @triton.jit
-def race_of_leftovers(rows, drafts, refused, law, noises, row, bounds, T: tl.constexpr, TILES: tl.constexpr):
-    """The winning tile; -1 if nothing is left of any.
+def race_lazily(bounds, keys_of: tl.constexpr, row, T: tl.constexpr, TILES: tl.constexpr):
+    """The winning tile, the lower one among equals; -1 if no key is above -inf.
 
-    law: as for `weights_of`; noises: points to the tiles' noise; bounds: [T], what a tile's key would be if q left all
-    of it; TILES: that are read at a time, the best of as many groups, then the next of each.
+    bounds: [T], of tiles; keys_of: a function of `row`, of tiles [TILES] and of which to read, that returns their keys,
+    in the type of the bounds; row: what it needs to know; TILES: that are read at a time, the best of as many groups,
+    then the next of each.
     """
     # Neighbours are of different groups: where a vocabulary is sorted by frequency, likely tiles are neighbours.
     SIDE: tl.constexpr = min(4, T // TILES)
@@ -32,12 +31,7 @@ def race_of_leftovers(rows, drafts, refused, law, noises, row, bounds, T: tl.con
     may_change = best < 0
     is_first = best < 0
     while may_change:
-        ids, mask = ids_of(own), (bound + _SLACK > best_key)[:, None]
-        x = load_allowed(rows, refused, row, ids, mask)
-        _p, left = weights_of(drafts, law, x, ids, mask)
-        noise = tl.load(noises + own)
-        masses = tl.sum(left, 1)
-        keys = tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + noise, MINUS_INF)
+        keys = keys_of(row, own, bound + _SLACK > best_key)
         its_key, winner, _ = largest(keys, own, own)
         wins = (its_key > best_key) | ((its_key == best_key) & (winner < best))
         best = tl.where(wins, winner, best)

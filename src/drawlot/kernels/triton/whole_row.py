@@ -1,0 +1,195 @@
+"""What a whole row makes of all that was read of it: its cut, and its token."""
+
+import triton
+import triton.language as tl
+
+from drawlot.kernels.triton.bracket import bracket_in_list
+from drawlot.kernels.triton.cut_in_list import FIXED_POINT, cut_in_list
+from drawlot.kernels.triton.lazy_race import race_lazily
+from drawlot.kernels.triton.noise import gumbel, gumbel_of_range
+from drawlot.kernels.triton.race import TARGET_TILE, log_tile_masses, race_in_tile
+from drawlot.kernels.triton.reduce import sum_of_masses
+from drawlot.kernels.triton.scan import of_each, tile_maxima, tile_sums
+from drawlot.kernels.triton.slow_cut import mass_up_to, slow_cut
+from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, temperature_of
+from drawlot.kernels.triton.summary import NUM_CUT, WHOLE, put, put_cut
+from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, order_of, slices_of, slot_of, value_of
+
+NUM_ABOVE, NUM_EXISTING, MASS_ABOVE, MASS_BELOW, MASS_FROM_LINE = (tl.constexpr(i) for i in range(5))
+"""Places in `Whole.sums`"""
+_TILES_OF_RACE = tl.constexpr(32)
+_LOG_TILE = tl.constexpr(4.852030263919617)
+
+
+@triton.jit
+def begin_whole_row(whole, row, slot):
+    """Puts a row among those that are read again."""
+    tl.store(whole.rows + slot, row)
+    tl.store(whole.is_cut + row, 0)
+    _forget(whole, row)
+
+
+@triton.jit
+def _forget(whole, row):
+    place = tl.arange(0, 8)
+    tl.store(whole.sums + row * 8 + place, tl.zeros([8], tl.int64))
+    tl.store(whole.listed + row, 0)
+
+
+@triton.jit
+def finish_whole_row(
+    rows,
+    states,
+    tiles,
+    whole,
+    drawn,
+    summary,
+    row,
+    is_last_read,
+    WIDE: tl.constexpr,
+    T: tl.constexpr,
+    TILES: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """Cuts a row and draws its token. If too many tokens were in its bracket, and this is not the last read, it gets
+    a closer one instead.
+    """
+    state = tl.load(states.index + row)
+    filters, temperature = filters_of(states, state), temperature_of(states, state)
+    top_k, top_p, _min_p = filters
+    low, high, line = tl.load(whole.low + row), tl.load(whole.high + row), tl.load(whole.line + row)
+    sums = whole.sums + row * 8
+    num_above, num_existing = tl.load(sums + NUM_ABOVE), tl.load(sums + NUM_EXISTING)
+    mass_above, mass_below = tl.load(sums + MASS_ABOVE), tl.load(sums + MASS_BELOW)
+    mass_from_line, listed = tl.load(sums + MASS_FROM_LINE), tl.load(whole.listed + row)
+    row_max = tl.load(summary.floats + row).to(tl.float32)
+    # Whether the cut is within the bracket.
+    holds = row >= 0
+    has_all = (low <= line) | (num_above + listed >= num_existing)
+    if top_k > 0:
+        holds = (num_above < top_k) & ((num_above + listed >= top_k) | has_all)
+    elif top_p < 1:
+        need = tl.ceil(top_p * mass_from_line.to(tl.float64)).to(tl.int64)
+        holds = (mass_above < need) & ((mass_from_line - mass_below >= need) | has_all)
+    if holds & (listed > ROOM) & (is_last_read == 0):
+        outside, target = num_above.to(tl.float32), top_k.to(tl.float32)
+        if top_k <= 0:
+            outside = (mass_below.to(tl.float64) / FIXED_POINT).to(tl.float32)
+            target = ((1 - top_p) * mass_from_line.to(tl.float64) / FIXED_POINT).to(tl.float32)
+        x = tl.load(whole.token_values + row * ROOM + tl.arange(0, ROOM))
+        times, high = listed.to(tl.float32) / ROOM, tl.minimum(high, value_of(order_of(row_max) + 1))
+        low, high = bracket_in_list(
+            x, ROOM, low, high, times, outside, target, filters, temperature, row_max, line
+        )
+        tl.store(whole.low + row, low)
+        tl.store(whole.high + row, high)
+        # The list has been read by now.
+        tl.debug_barrier()
+        _forget(whole, row)
+        return
+
+    if holds & (listed <= ROOM):
+        reach = num_above, mass_above, mass_from_line
+        cut_order, cut_id, num_kept, kept_mass = cut_in_list(whole, row, reach, filters, temperature, low, row_max, ROOM)
+        mass = (kept_mass.to(tl.float64) / FIXED_POINT).to(tl.float32)
+    else:
+        scale = scale_of(temperature)
+        above = tl.where(top_k > 0, num_above.to(tl.float64), mass_above.to(tl.float64) / FIXED_POINT)
+        bracket = holds, low, high, above, mass_from_line.to(tl.float64) / FIXED_POINT
+        order64, cut_id = slow_cut(rows, row, bracket, filters, temperature, row_max, TILES)
+        mass = mass_up_to(rows, row, order64, cut_id, row_max, scale, TILES).to(tl.float32)
+        cut_order, num_kept = order64.to(tl.int32), num_existing * 0 - 1
+    cut_value = value_of(cut_order)
+    put_cut(summary, row, cut_value, cut_id)
+    draws = row >= 0
+    if tiles.undrawn is not None:
+        draws = tl.load(tiles.undrawn + row) == 0
+    token, all_mass = _draw(
+        rows, states, tiles, row, state, top_k > 0, cut_value, cut_id, row_max, temperature, draws, WIDE, T
+    )
+    # A row that keeps everything has the law of one without filters, to the bit.
+    mass = tl.where((top_k <= 0) & (num_kept == num_existing), all_mass, mass)
+    put(drawn, summary, row, token, 0, WHOLE, row_max, tl.log(mass))
+    tl.store(whole.is_cut + row, 1)
+    tl.atomic_add(tiles.control + NUM_CUT, 1)
+
+
+@triton.jit
+def _draw(
+    rows,
+    states,
+    tiles,
+    row,
+    state,
+    at_one,
+    cut_value,
+    cut_id,
+    row_max,
+    temperature,
+    draws,
+    WIDE: tl.constexpr,
+    T: tl.constexpr,
+):
+    """The token that wins among those up to the cut, -1 if none is asked for; and the mass of all that the scan summed.
+
+    at_one: whether it summed at T = 1.
+    """
+    tile = tl.arange(0, T)
+    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
+    maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
+    sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
+    log_masses, shift = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
+    token = tl.full([], -1, tl.int32)
+    if draws:
+        if at_one:
+            # exp(z) of a token is s = 1 / T times as far below 1 as there, so that a sum S is at most max(S, 128^(1-s) S^s).
+            s = tl.minimum(scale_of(temperature), 1.0)
+            log_masses = s * (log_masses - shift) + (1 - s) * _LOG_TILE + shift
+        key = noise_key(states, state, row)
+        noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
+        bounds = tl.where((maxima >= cut_value) & (sums > 0), log_masses + noise, MINUS_INF)
+        law = cut_value, cut_id, row_max, temperature
+        best = race_lazily(bounds, _wide_keys if WIDE else _keys, (rows, row, law, key), T, _TILES_OF_RACE)
+        cut_order = order_of(cut_value)
+        token = race_in_tile(rows, None, row, best, cut_order, cut_id, row_max, temperature, key, WIDE)
+    return token, sum_of_masses(sums * tl.exp(shift.to(tl.float32)))
+
+
+@triton.jit
+def _keys(row, tile, mask):
+    return _keys_of_kept(row, tile, mask, False)
+
+
+@triton.jit
+def _wide_keys(row, tile, mask):
+    return _keys_of_kept(row, tile, mask, True)
+
+
+@triton.jit
+def _keys_of_kept(row, tile, mask, WIDE: tl.constexpr):
+    """Keys of tiles by what a cut keeps of them."""
+    rows, row, law, key = row
+    cut_value, cut_id, row_max, temperature = law
+    maxima, sums = kept_tiles(rows, row, tile, mask, cut_value, cut_id, scale_of(temperature))
+    log_masses, _shift = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
+    return log_masses + gumbel(tile, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
+
+
+@triton.jit
+def kept_tiles(rows, row, tile, mask, cut_value, cut_id, scale):
+    """Maxima of tiles [M], and sums of what a cut keeps of them, laid out as in the scan."""
+    if rows.edits is None:
+        maxima, sums = _kept_of(rows, row, slices_of(rows, tile), mask, cut_value, cut_id, scale)
+    elif slot_of(rows, row) < 0:
+        maxima, sums = _kept_of(rows, row, slices_of(rows, tile), mask, cut_value, cut_id, scale)
+    else:
+        maxima, sums = _kept_of(rows, row, ids_of(tile), mask, cut_value, cut_id, scale)
+    return maxima, sums
+
+
+@triton.jit
+def _kept_of(rows, row, ids, mask, cut_value, cut_id, scale):
+    x = load_values(rows, row, ids, of_each(mask, ids))
+    kept = (x > cut_value) | ((x == cut_value) & (ids <= cut_id))
+    maxima = tile_maxima(x)
+    return maxima, tile_sums(tl.where(kept, x, MINUS_INF), maxima, scale)

@@ -147,8 +147,6 @@ class Whole(NamedTuple):
     """int32 [N]: which rows, `control[COUNT]` of them, in any order"""
     rank_rows: Tensor
     """int32 [N]: rows whose rank is to be counted, `control[COUNT_OF_RANKS]` of them"""
-    is_cut: Tensor
-    """int32 [N]: 0 while a row's cut is not known"""
     low: Tensor
     """float32 [N]: the last kept value is probably at least this, and"""
     high: Tensor
@@ -156,7 +154,7 @@ class Whole(NamedTuple):
     line: Tensor
     """float32 [N]: at least this, since min_p wants it; without min_p the lowest finite value"""
     sums: Tensor
-    """int64 [N, 8]: what is known of all tokens of a row, see `whole_row.NUM_ABOVE` and the others"""
+    """int64 [N, 4]: what is known of all tokens of a row, see `whole_row.NUM_ABOVE` and the others"""
     listed: Tensor
     """int32 [N]: tokens of the long list, from low to high, counting on where the room ends"""
     token_values: Tensor

@@ -5,11 +5,11 @@ import triton.language as tl
 
 from drawlot.kernels.triton.column_values import put_column, result_of
 from drawlot.kernels.triton.listing import (
-    comes_before,
     line_of,
     list_tokens,
     load_groups,
     load_list,
+    ranks_of_list,
     select_groups,
     survey,
 )
@@ -23,7 +23,6 @@ from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, orde
 
 _WITHOUT_TOP_K = tl.constexpr(64)
 """Tokens that the list of a row without top_k holds at least"""
-_CHUNK = tl.constexpr(32)
 _FEW_TILES = tl.constexpr(64)
 _FIXED_POINT = tl.constexpr(2.0**40)
 
@@ -116,7 +115,7 @@ def draw_from_list(
         if draws:
             tile_noise = gumbel(tile, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
             token_noise = gumbel(token, key[0], key[1], TARGET_TOKEN, key[2], key[3], WIDE)
-        rank = _ranks(lists, row, listed, value, token, slot, ROOM)
+        rank = ranks_of_list(lists, row, listed, value, token, slot, ROOM)
 
         # How many tokens top_k and min_p keep, and whether the list shows it.
         num_kept = tl.where(top_k > 0, tl.minimum(top_k, listed), listed).to(tl.int32)
@@ -163,21 +162,3 @@ def draw_from_list(
                 logprob = result_of(value, row_max, raw_log_mass if RAW else log_mass, temperature, RAW, LOGITS)
                 put_column(columns, row, token, logprob, rank + 1, token == tl.where(has_column, winner, -1))
     return done
-
-
-@triton.jit
-def _ranks(lists, row, listed, value, token, slot, ROOM: tl.constexpr):
-    """How many tokens of the list come before each of it, int32 [ROOM]; those after its end come last.
-
-    By comparing all pairs, the others along axis 0, where threads add up alone: for so few tokens quicker than putting
-    them in order.
-    """
-    rank = tl.zeros([2, ROOM], tl.int32)
-    start = 0
-    while start < listed:
-        other = start + tl.arange(0, _CHUNK)
-        other_value, other_token = load_list(lists, row, other)
-        earlier = comes_before(other_value[:, None], other_token[:, None], value[None, :], token[None, :])
-        rank += tl.sum(earlier.to(tl.int32).reshape(_CHUNK // 2, 2, ROOM), 0)
-        start += _CHUNK
-    return tl.where(slot < listed, tl.sum(rank, 0), slot)

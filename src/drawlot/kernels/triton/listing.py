@@ -17,6 +17,7 @@ from drawlot.kernels.triton.values import (
 )
 
 _SLACK = tl.constexpr(12)
+_CHUNK = tl.constexpr(32)
 _SCALE_OF_GUMBEL = tl.constexpr(6**0.5 / 3.141592653589793)
 """Of one with deviation 1"""
 _MEAN_OF_GUMBEL = tl.constexpr(0.5772156649015329)
@@ -256,8 +257,10 @@ def append_between(whole, row, x, ids, low, high, ROOM: tl.constexpr):
         first = tl.atomic_add(whole.listed + row, total & 0xFFFF)
         first += (tl.cumsum(flags, 0) - flags) & 0xFFFF
         values, tokens = whole.token_values + row * ROOM, whole.token_ids + row * ROOM
-        own = tl.where(kept, x, MINUS_INF)
-        _put_tokens(values, tokens, ROOM, own, ids, number, first, tl.where(total >= _SECOND, 4, 1))
+        most = 1
+        if total >= _SECOND:
+            most = tl.max(number)
+        _put_tokens(values, tokens, ROOM, tl.where(kept, x, MINUS_INF), ids, number, first, most)
 
 
 @triton.jit
@@ -271,3 +274,21 @@ def load_list(lists, row, slot):
 def comes_before(value, token, other_value, other_token):
     """Whether a token is before another in the order (value desc, id asc)."""
     return (value > other_value) | ((value == other_value) & (token < other_token))
+
+
+@triton.jit
+def ranks_of_list(lists, row, listed, value, token, slot, ROOM: tl.constexpr):
+    """How many tokens of the list come before each of it, int32 [ROOM]; those after its end come last.
+
+    By comparing all pairs, the others along axis 0, where threads add up alone: for so few tokens quicker than putting
+    them in order.
+    """
+    rank = tl.zeros([2, ROOM], tl.int32)
+    start = 0
+    while start < listed:
+        other = start + tl.arange(0, _CHUNK)
+        other_value, other_token = load_list(lists, row, other)
+        earlier = comes_before(other_value[:, None], other_token[:, None], value[None, :], token[None, :])
+        rank += tl.sum(earlier.to(tl.int32).reshape(_CHUNK // 2, 2, ROOM), 0)
+        start += _CHUNK
+    return tl.where(slot < listed, tl.sum(rank, 0), slot)

@@ -4,9 +4,8 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.column_values import law_of_row, load_as, result_of
-from drawlot.kernels.triton.listing import comes_before
 from drawlot.kernels.triton.reduce import total_of
-from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, is_edited
+from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, is_edited, order_of, value_of
 
 
 @triton.jit
@@ -33,23 +32,37 @@ def count_ranks(
     if RAW:
         if is_edited(rows, row):
             line = tl.full([], float("-inf"), tl.float32)
+    is_first = part == 0
     if columns is not None:
-        if part == 0:
+        if is_first:
             state = tl.load(states.index + row)
             maximum, log_mass, temperature, _, _ = law_of_row(states, summary, state, row, RAW)
             tl.store(columns.ids + row, token)
             tl.store(columns.logprobs + row, result_of(own_x, maximum, log_mass, temperature, RAW, LOGITS))
     num_before = tl.zeros([], tl.int32)
+    own_tile = token // TILE
+    tile, maxima = _maxima(rows, tiles, row, part, stop, TILES)
     while part < stop:
-        tile = part * TILES + tl.arange(0, TILES)
-        maxima = tl.load(tiles.maxima + row * tiles.stride + tile, mask=tile < rows.num_tiles, other=MINUS_INF)
-        reaches = (tile < rows.num_tiles) & (maxima >= line)
-        ids = ids_of(tile)
-        x = load_as(rows, row, ids, reaches[:, None], RAW)
-        before = comes_before(x, ids, own_x, token) & (x > MINUS_INF)
-        num_before += total_of(before.to(tl.int32).reshape(TILES * TILE))
+        next_tile, next_maxima = _maxima(rows, tiles, row, part + 1, stop, TILES)
+        x = load_as(rows, row, ids_of(tile), ((tile < rows.num_tiles) & (maxima >= line))[:, None], RAW)
+        # Of equal tokens those with lower ids come before: all in tiles before its own, none in those after.
+        least = tl.where(tile < own_tile, own_x, value_of(order_of(own_x) + 1))
+        num_before += total_of((x >= least[:, None]).to(tl.int32).reshape(TILES * TILE))
         part += 1
+        tile, maxima = next_tile, next_maxima
+    if is_first:
+        ids = own_tile * TILE + tl.arange(0, TILE)
+        x = load_as(rows, row, ids, ids < token, RAW)
+        num_before += tl.sum((x == own_x).to(tl.int32))
     if columns is None:
         tl.atomic_add(summary.rank + row, num_before)
     else:
         tl.atomic_add(columns.ranks + row, num_before.to(tl.int64))
+
+
+@triton.jit
+def _maxima(rows, tiles, row, part, stop, TILES: tl.constexpr):
+    """Tiles of a part and their maxima."""
+    tile = part * TILES + tl.arange(0, TILES)
+    mask = tile < tl.minimum(rows.num_tiles, stop * TILES)
+    return tile, tl.load(tiles.maxima + row * tiles.stride + tile, mask=mask, other=MINUS_INF)

@@ -193,3 +193,14 @@ def sum_by_tile(mass, tile):
 @triton.jit
 def _sum_by_tile(a_mass, a_tile, b_mass, b_tile):
     return tl.where(a_tile == b_tile, a_mass + b_mass, b_mass), b_tile
+
+
+@triton.jit
+def running_sums(a, b, c):
+    """Of three blocks."""
+    return tl.associative_scan((a, b, c), 0, _sum_three)
+
+
+@triton.jit
+def _sum_three(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2

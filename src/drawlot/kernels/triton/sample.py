@@ -22,6 +22,7 @@ from drawlot.kernels.triton.workspace import (
     SCAN_TILES,
     SCAN_WARPS,
     WHOLE_TILES,
+    WHOLE_WARPS,
     Workspace,
     columns_of,
     num_multiprocessors,
@@ -120,6 +121,7 @@ def launches_of_draw(
             whole_rows_kernel,
             lambda n: num_programs,
             work.tiles,
+            work.lists,
             work.whole,
             only_column,
             drawn,
@@ -134,7 +136,7 @@ def launches_of_draw(
             ROOM=LONG_ROOM,
             maxnreg=128,
             **how,
-            **follow,
+            **{**follow, "num_warps": WHOLE_WARPS},
         ),
     ]
 

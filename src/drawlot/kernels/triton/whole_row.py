@@ -3,7 +3,6 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.bracket import bracket_in_list
 from drawlot.kernels.triton.cut_in_list import FIXED_POINT, cut_in_list
 from drawlot.kernels.triton.lazy_race import race_lazily
 from drawlot.kernels.triton.noise import gumbel, gumbel_of_range
@@ -12,12 +11,12 @@ from drawlot.kernels.triton.reduce import sum_of_masses
 from drawlot.kernels.triton.scan import of_each, tile_maxima, tile_sums
 from drawlot.kernels.triton.slow_cut import mass_up_to, slow_cut
 from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, temperature_of
-from drawlot.kernels.triton.summary import NUM_CUT, WHOLE, put, put_cut
+from drawlot.kernels.triton.summary import WHOLE, put, put_cut
 from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, order_of, slices_of, slot_of, value_of
 
-NUM_ABOVE, NUM_EXISTING, MASS_ABOVE, MASS_BELOW, MASS_FROM_LINE = (tl.constexpr(i) for i in range(5))
+NUM_ABOVE, NUM_EXISTING, MASS_ABOVE, MASS_FROM_LINE = (tl.constexpr(i) for i in range(4))
 """Places in `Whole.sums`"""
-_TILES_OF_RACE = tl.constexpr(32)
+_TILES_OF_RACE = tl.constexpr(64)
 _LOG_TILE = tl.constexpr(4.852030263919617)
 
 
@@ -25,14 +24,7 @@ _LOG_TILE = tl.constexpr(4.852030263919617)
 def begin_whole_row(whole, row, slot):
     """Puts a row among those that are read again."""
     tl.store(whole.rows + slot, row)
-    tl.store(whole.is_cut + row, 0)
-    _forget(whole, row)
-
-
-@triton.jit
-def _forget(whole, row):
-    place = tl.arange(0, 8)
-    tl.store(whole.sums + row * 8 + place, tl.zeros([8], tl.int64))
+    tl.store(whole.sums + row * 4 + tl.arange(0, 4), tl.zeros([4], tl.int64))
     tl.store(whole.listed + row, 0)
 
 
@@ -41,59 +33,47 @@ def finish_whole_row(
     rows,
     states,
     tiles,
+    lists,
     whole,
     drawn,
     summary,
     row,
-    is_last_read,
     WIDE: tl.constexpr,
     T: tl.constexpr,
     TILES: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Cuts a row and draws its token. If too many tokens were in its bracket, and this is not the last read, it gets
-    a closer one instead.
-    """
+    """Cuts a row and draws its token."""
     state = tl.load(states.index + row)
     filters, temperature = filters_of(states, state), temperature_of(states, state)
     top_k, top_p, _min_p = filters
     low, high, line = tl.load(whole.low + row), tl.load(whole.high + row), tl.load(whole.line + row)
-    sums = whole.sums + row * 8
+    sums = whole.sums + row * 4
     num_above, num_existing = tl.load(sums + NUM_ABOVE), tl.load(sums + NUM_EXISTING)
-    mass_above, mass_below = tl.load(sums + MASS_ABOVE), tl.load(sums + MASS_BELOW)
-    mass_from_line, listed = tl.load(sums + MASS_FROM_LINE), tl.load(whole.listed + row)
-    row_max = tl.load(summary.floats + row).to(tl.float32)
-    # Whether the cut is within the bracket.
-    holds = row >= 0
+    mass_above, mass_from_line = tl.load(sums + MASS_ABOVE), tl.load(sums + MASS_FROM_LINE)
+    listed = tl.load(whole.listed + row)
+    row_max, scale = tl.load(summary.floats + row).to(tl.float32), scale_of(temperature)
+    # Whether the cut is between low and high.
     has_all = (low <= line) | (num_above + listed >= num_existing)
+    holds = row >= 0
     if top_k > 0:
         holds = (num_above < top_k) & ((num_above + listed >= top_k) | has_all)
     elif top_p < 1:
-        need = tl.ceil(top_p * mass_from_line.to(tl.float64)).to(tl.int64)
-        holds = (mass_above < need) & ((mass_from_line - mass_below >= need) | has_all)
-    if holds & (listed > ROOM) & (is_last_read == 0):
-        outside, target = num_above.to(tl.float32), top_k.to(tl.float32)
-        if top_k <= 0:
-            outside = (mass_below.to(tl.float64) / FIXED_POINT).to(tl.float32)
-            target = ((1 - top_p) * mass_from_line.to(tl.float64) / FIXED_POINT).to(tl.float32)
-        x = tl.load(whole.token_values + row * ROOM + tl.arange(0, ROOM))
-        times, high = listed.to(tl.float32) / ROOM, tl.minimum(high, value_of(order_of(row_max) + 1))
-        low, high = bracket_in_list(
-            x, ROOM, low, high, times, outside, target, filters, temperature, row_max, line
-        )
-        tl.store(whole.low + row, low)
-        tl.store(whole.high + row, high)
-        # The list has been read by now.
-        tl.debug_barrier()
-        _forget(whole, row)
-        return
-
-    if holds & (listed <= ROOM):
+        holds = mass_above.to(tl.float64) < top_p * mass_from_line.to(tl.float64)
+    cut_order, cut_id = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
+    num_kept, kept_mass = num_above, mass_above
+    is_cut = holds & (listed <= ROOM)
+    if is_cut:
         reach = num_above, mass_above, mass_from_line
-        cut_order, cut_id, num_kept, kept_mass = cut_in_list(whole, row, reach, filters, temperature, low, row_max, ROOM)
-        mass = (kept_mass.to(tl.float64) / FIXED_POINT).to(tl.float32)
-    else:
-        scale = scale_of(temperature)
+        cut_order, cut_id, num_kept, kept_mass = cut_in_list(
+            lists, whole, row, reach, filters, low, high, row_max, scale, rows.vocab_size, ROOM
+        )
+        if (top_k <= 0) & (top_p < 1):
+            # Where all is kept that is listed, the cut may be below.
+            holds = has_all | (num_kept < num_above + listed)
+            is_cut = holds
+    mass = (kept_mass.to(tl.float64) / FIXED_POINT).to(tl.float32)
+    if is_cut == 0:
         above = tl.where(top_k > 0, num_above.to(tl.float64), mass_above.to(tl.float64) / FIXED_POINT)
         bracket = holds, low, high, above, mass_from_line.to(tl.float64) / FIXED_POINT
         order64, cut_id = slow_cut(rows, row, bracket, filters, temperature, row_max, TILES)
@@ -110,8 +90,6 @@ def finish_whole_row(
     # A row that keeps everything has the law of one without filters, to the bit.
     mass = tl.where((top_k <= 0) & (num_kept == num_existing), all_mass, mass)
     put(drawn, summary, row, token, 0, WHOLE, row_max, tl.log(mass))
-    tl.store(whole.is_cut + row, 1)
-    tl.atomic_add(tiles.control + NUM_CUT, 1)
 
 
 @triton.jit

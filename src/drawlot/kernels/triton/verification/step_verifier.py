@@ -30,7 +30,15 @@ from drawlot.kernels.triton.verification.arguments import (
 from drawlot.kernels.triton.verification.laws import law_kernel
 from drawlot.kernels.triton.verification.scan import scan_step_kernel
 from drawlot.kernels.triton.verification.settle import settle_kernel, settle_open_kernel, settle_weighed_kernel
-from drawlot.kernels.triton.workspace import ROOM, SCAN_TILES, SCAN_WARPS, Workspace, num_multiprocessors, overlaps
+from drawlot.kernels.triton.workspace import (
+    ROOM,
+    SCAN_TILES,
+    SCAN_WARPS,
+    WHOLE_TILES,
+    Workspace,
+    num_multiprocessors,
+    overlaps,
+)
 from drawlot.outputs import LogitsRows, SparseDraftLogits
 
 WEIGH_TILES = 32
@@ -58,7 +66,7 @@ class _Memory(NamedTuple):
         cls, num_reqs: int, num_rows: int, num_drafts: int, num_tiles: int, device: torch.device, *, wide: bool
     ) -> "_Memory":
         blocks, stride = triton.cdiv(num_tiles, SCAN_TILES), triton.cdiv(num_tiles, WEIGH_TILES)
-        num_words, width = num_tiles * 4, max(triton.next_power_of_2(num_tiles), 32)
+        num_words, width = num_tiles * 4, max(triton.next_power_of_2(num_tiles), WHOLE_TILES)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)

@@ -223,44 +223,45 @@ def list_tokens(
         before = tl.cumsum(flags, 0) - flags
         first = listed + (before & 0xFFFF)
         total = total_of(flags)
-        values, tokens = lists.token_values + row * lists.room, lists.token_ids + row * lists.room
-        _put_tokens(values, tokens, ROOM, own, ids, number, first, tl.where(total >= _SECOND, 4, 1))
+        taken, most = 0, tl.where(total >= _SECOND, 4, 1)
+        while taken < most:
+            value = tl.max(own, 1)
+            token = tl.min(tl.where(own == value[:, None], ids, LAST_ID), 1)
+            fits = (number > taken) & (first + taken < ROOM)
+            tl.store(lists.token_values + row * lists.room + first + taken, value, mask=fits)
+            tl.store(lists.token_ids + row * lists.room + first + taken, token, mask=fits)
+            own = tl.where(ids == token[:, None], MINUS_INF, own)
+            taken += 1
         listed += total & 0xFFFF
     return listed
 
 
 @triton.jit
-def _put_tokens(values, tokens, ROOM: tl.constexpr, own, ids, number, first, most):
-    """Stores of groups [M, 4] the tokens that are above -inf, `number` [M], from places `first` on where there is room.
-
-    most: of a group; groups of one, which most are, take one turn.
-    """
-    taken = 0
-    while taken < most:
-        value = tl.max(own, 1)
-        token = tl.min(tl.where(own == value[:, None], ids, LAST_ID), 1)
-        fits = (number > taken) & (first + taken < ROOM)
-        tl.store(values + first + taken, value, mask=fits)
-        tl.store(tokens + first + taken, token, mask=fits)
-        own = tl.where(ids == token[:, None], MINUS_INF, own)
-        taken += 1
+def append_between(whole, row, x, first_id, low, high, ROOM: tl.constexpr):
+    """Appends tokens with low <= value < high to a row's long list, in any order; x [N]: their values, by ascending id."""
+    QUARTER: tl.constexpr = x.shape[0] // 4
+    # Single tokens of each four: what a thread has of them it can store without giving it to others first.
+    even, odd = tl.split(x.reshape(QUARTER, 2, 2))
+    x0, x2 = tl.split(even)
+    x1, x3 = tl.split(odd)
+    kept0, kept1 = ((x0 >= low) & (x0 < high)).to(tl.int32), ((x1 >= low) & (x1 < high)).to(tl.int32)
+    kept2, kept3 = ((x2 >= low) & (x2 < high)).to(tl.int32), ((x3 >= low) & (x3 < high)).to(tl.int32)
+    number = kept0 + kept1 + kept2 + kept3
+    total = total_of(number)
+    if total > 0:
+        at = tl.atomic_add(whole.listed + row, total) + tl.cumsum(number, 0) - number
+        ids = first_id + GROUP * tl.arange(0, QUARTER)
+        _put(whole, row, at, x0, ids, kept0, ROOM)
+        _put(whole, row, at + kept0, x1, ids + 1, kept1, ROOM)
+        _put(whole, row, at + kept0 + kept1, x2, ids + 2, kept2, ROOM)
+        _put(whole, row, at + number - kept3, x3, ids + 3, kept3, ROOM)
 
 
 @triton.jit
-def append_between(whole, row, x, ids, low, high, ROOM: tl.constexpr):
-    """Appends the tokens of a block [M, 4] with low <= value < high to a row's long list, in any order."""
-    kept = (x >= low) & (x < high)
-    number = tl.sum(kept.to(tl.int32), 1)
-    flags = number + tl.where(number > 1, _SECOND, 0)
-    total = total_of(flags)
-    if total > 0:
-        first = tl.atomic_add(whole.listed + row, total & 0xFFFF)
-        first += (tl.cumsum(flags, 0) - flags) & 0xFFFF
-        values, tokens = whole.token_values + row * ROOM, whole.token_ids + row * ROOM
-        most = 1
-        if total >= _SECOND:
-            most = tl.max(number)
-        _put_tokens(values, tokens, ROOM, tl.where(kept, x, MINUS_INF), ids, number, first, most)
+def _put(whole, row, at, x, ids, kept, ROOM: tl.constexpr):
+    fits = (kept != 0) & (at < ROOM)
+    tl.store(whole.token_values + row * ROOM + at, x, mask=fits)
+    tl.store(whole.token_ids + row * ROOM + at, ids, mask=fits)
 
 
 @triton.jit

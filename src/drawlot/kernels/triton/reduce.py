@@ -75,6 +75,12 @@ def total_of(count):
 
 
 @triton.jit
+def sum_of(x):
+    """Sum of a block."""
+    return tl.sum(_folded(x))
+
+
+@triton.jit
 def sum_two(first, second):
     """Sums of two blocks."""
     if _ONE_BY_ONE:

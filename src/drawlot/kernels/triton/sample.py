@@ -22,7 +22,6 @@ from drawlot.kernels.triton.workspace import (
     SCAN_TILES,
     SCAN_WARPS,
     WHOLE_TILES,
-    WHOLE_WARPS,
     Workspace,
     columns_of,
     num_multiprocessors,
@@ -136,7 +135,7 @@ def launches_of_draw(
             ROOM=LONG_ROOM,
             maxnreg=128,
             **how,
-            **{**follow, "num_warps": WHOLE_WARPS},
+            **follow,
         ),
     ]
 

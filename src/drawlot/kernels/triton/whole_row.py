@@ -6,7 +6,7 @@ import triton.language as tl
 from drawlot.kernels.triton.cut_in_list import FIXED_POINT, cut_in_list
 from drawlot.kernels.triton.lazy_race import race_lazily
 from drawlot.kernels.triton.noise import gumbel, gumbel_of_range
-from drawlot.kernels.triton.race import TARGET_TILE, log_tile_masses, race_in_tile
+from drawlot.kernels.triton.race import TARGET_TILE, log_tile_masses, race_in_tile, z_of
 from drawlot.kernels.triton.reduce import sum_of_masses
 from drawlot.kernels.triton.scan import of_each, tile_maxima, tile_sums
 from drawlot.kernels.triton.slow_cut import mass_up_to, slow_cut
@@ -14,10 +14,11 @@ from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, tempe
 from drawlot.kernels.triton.summary import WHOLE, put, put_cut
 from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, order_of, slices_of, slot_of, value_of
 
-NUM_ABOVE, NUM_EXISTING, MASS_ABOVE, MASS_FROM_LINE = (tl.constexpr(i) for i in range(4))
+NUM_ABOVE, MASS_ABOVE, MASS_FROM_LINE = (tl.constexpr(i) for i in range(3))
 """Places in `Whole.sums`"""
-_TILES_OF_RACE = tl.constexpr(64)
+_TILES_OF_RACE = tl.constexpr(32)
 _LOG_TILE = tl.constexpr(4.852030263919617)
+_ROUNDING = tl.constexpr(2.0**-22)
 
 
 @triton.jit
@@ -46,25 +47,28 @@ def finish_whole_row(
     """Cuts a row and draws its token."""
     state = tl.load(states.index + row)
     filters, temperature = filters_of(states, state), temperature_of(states, state)
-    top_k, top_p, _min_p = filters
+    top_k, top_p, min_p = filters
     low, high, line = tl.load(whole.low + row), tl.load(whole.high + row), tl.load(whole.line + row)
     sums = whole.sums + row * 4
-    num_above, num_existing = tl.load(sums + NUM_ABOVE), tl.load(sums + NUM_EXISTING)
-    mass_above, mass_from_line = tl.load(sums + MASS_ABOVE), tl.load(sums + MASS_FROM_LINE)
-    listed = tl.load(whole.listed + row)
+    num_above, mass_above = tl.load(sums + NUM_ABOVE), tl.load(sums + MASS_ABOVE)
     row_max, scale = tl.load(summary.floats + row).to(tl.float32), scale_of(temperature)
+    maxima, tile_sums, shift, all_mass = _tiles(rows, tiles, row, row_max, temperature, WIDE, T)
+    # What top_p takes its share of.
+    shared_out = (all_mass.to(tl.float64) * FIXED_POINT).to(tl.int64)
+    if min_p > 0:
+        shared_out = tl.load(sums + MASS_FROM_LINE)
+    listed = tl.load(whole.listed + row)
     # Whether the cut is between low and high.
-    has_all = (low <= line) | (num_above + listed >= num_existing)
-    holds = row >= 0
+    has_all, holds = low <= line, row >= 0
     if top_k > 0:
         holds = (num_above < top_k) & ((num_above + listed >= top_k) | has_all)
     elif top_p < 1:
-        holds = mass_above.to(tl.float64) < top_p * mass_from_line.to(tl.float64)
+        holds = mass_above.to(tl.float64) < top_p * shared_out.to(tl.float64)
     cut_order, cut_id = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
-    num_kept, kept_mass = num_above, mass_above
+    kept_mass = mass_above
     is_cut = holds & (listed <= ROOM)
     if is_cut:
-        reach = num_above, mass_above, mass_from_line
+        reach = num_above, mass_above, shared_out
         cut_order, cut_id, num_kept, kept_mass = cut_in_list(
             lists, whole, row, reach, filters, low, high, row_max, scale, rows.vocab_size, ROOM
         )
@@ -75,62 +79,50 @@ def finish_whole_row(
     mass = (kept_mass.to(tl.float64) / FIXED_POINT).to(tl.float32)
     if is_cut == 0:
         above = tl.where(top_k > 0, num_above.to(tl.float64), mass_above.to(tl.float64) / FIXED_POINT)
-        bracket = holds, low, high, above, mass_from_line.to(tl.float64) / FIXED_POINT
+        bracket = holds, low, high, above, shared_out.to(tl.float64) / FIXED_POINT
         order64, cut_id = slow_cut(rows, row, bracket, filters, temperature, row_max, TILES)
         mass = mass_up_to(rows, row, order64, cut_id, row_max, scale, TILES).to(tl.float32)
-        cut_order, num_kept = order64.to(tl.int32), num_existing * 0 - 1
+        cut_order = order64.to(tl.int32)
     cut_value = value_of(cut_order)
     put_cut(summary, row, cut_value, cut_id)
     draws = row >= 0
     if tiles.undrawn is not None:
         draws = tl.load(tiles.undrawn + row) == 0
-    token, all_mass = _draw(
-        rows, states, tiles, row, state, top_k > 0, cut_value, cut_id, row_max, temperature, draws, WIDE, T
-    )
-    # A row that keeps everything has the law of one without filters, to the bit.
-    mass = tl.where((top_k <= 0) & (num_kept == num_existing), all_mass, mass)
+    token = tl.full([], -1, tl.int32)
+    if draws:
+        law = cut_value, cut_id, row_max, temperature
+        token = _draw(rows, states, row, state, top_k > 0, maxima, tile_sums, shift, law, WIDE, T)
+    # A row that keeps all that can be told from nothing has the law of one without filters, to the bit.
+    mass = tl.where((top_k <= 0) & (tl.abs(mass - all_mass) <= _ROUNDING * all_mass), all_mass, mass)
     put(drawn, summary, row, token, 0, WHOLE, row_max, tl.log(mass))
 
 
 @triton.jit
-def _draw(
-    rows,
-    states,
-    tiles,
-    row,
-    state,
-    at_one,
-    cut_value,
-    cut_id,
-    row_max,
-    temperature,
-    draws,
-    WIDE: tl.constexpr,
-    T: tl.constexpr,
-):
-    """The token that wins among those up to the cut, -1 if none is asked for; and the mass of all that the scan summed.
-
-    at_one: whether it summed at T = 1.
-    """
+def _tiles(rows, tiles, row, row_max, temperature, WIDE: tl.constexpr, T: tl.constexpr):
+    """Maxima, sums and z of the maxima of a row's tiles, and the mass of all (float32), if it was summed at T."""
     tile = tl.arange(0, T)
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
-    log_masses, shift = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
-    token = tl.full([], -1, tl.int32)
-    if draws:
-        if at_one:
-            # exp(z) of a token is s = 1 / T times as far below 1 as there, so that a sum S is at most max(S, 128^(1-s) S^s).
-            s = tl.minimum(scale_of(temperature), 1.0)
-            log_masses = s * (log_masses - shift) + (1 - s) * _LOG_TILE + shift
-        key = noise_key(states, state, row)
-        noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
-        bounds = tl.where((maxima >= cut_value) & (sums > 0), log_masses + noise, MINUS_INF)
-        law = cut_value, cut_id, row_max, temperature
-        best = race_lazily(bounds, _wide_keys if WIDE else _keys, (rows, row, law, key), T, _TILES_OF_RACE)
-        cut_order = order_of(cut_value)
-        token = race_in_tile(rows, None, row, best, cut_order, cut_id, row_max, temperature, key, WIDE)
-    return token, sum_of_masses(sums * tl.exp(shift.to(tl.float32)))
+    shift = z_of(tl.where(sums > 0, maxima, row_max), row_max, temperature, WIDE)
+    return maxima, sums, shift, sum_of_masses(sums * tl.exp(shift.to(tl.float32)))
+
+
+@triton.jit
+def _draw(rows, states, row, state, at_one, maxima, sums, shift, law, WIDE: tl.constexpr, T: tl.constexpr):
+    """The token that wins among those that a cut keeps; at_one: the tiles were summed at T = 1."""
+    cut_value, cut_id, row_max, temperature = law
+    log_sums = tl.where(sums > 0, tl.log(tl.where(sums > 0, sums, 1.0)), float("-inf")).to(shift.dtype)
+    if at_one:
+        # exp(z) of a token is the power s = 1 / T of what was summed: of all S at most max(S, 128^(1 - s) S^s).
+        s = tl.minimum(scale_of(temperature), 1.0)
+        log_sums = s * log_sums + (1 - s) * _LOG_TILE
+    key = noise_key(states, state, row)
+    noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
+    bounds = tl.where((maxima >= cut_value) & (sums > 0), log_sums + shift + noise, MINUS_INF)
+    best = race_lazily(bounds, _wide_keys if WIDE else _keys, (rows, row, law, key), T, _TILES_OF_RACE)
+    cut_order = order_of(cut_value)
+    return race_in_tile(rows, None, row, best, cut_order, cut_id, row_max, temperature, key, WIDE)
 
 
 @triton.jit

@@ -3,27 +3,25 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.bracket import LARGEST, mass_of, min_p_line, sample_bracket
+from drawlot.kernels.triton.bracket import LARGEST, min_p_line, sample_bracket
 from drawlot.kernels.triton.cut_in_list import FIXED_POINT
 from drawlot.kernels.triton.listing import append_between
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.ranks import count_ranks
-from drawlot.kernels.triton.reduce import sum_two
-from drawlot.kernels.triton.scan import GROUP, GROUPS
+from drawlot.kernels.triton.reduce import sum_of, total_of
+from drawlot.kernels.triton.scan import LOG2_E
 from drawlot.kernels.triton.states import filters_of, scale_of, temperature_of
 from drawlot.kernels.triton.summary import ARRIVALS, COUNT, COUNT_OF_RANKS
 from drawlot.kernels.triton.together import wait_for_all
-from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, order_of, value_of
+from drawlot.kernels.triton.values import TILE, ids_of, load_values, order_of, value_of
 from drawlot.kernels.triton.whole_row import (
     MASS_ABOVE,
     MASS_FROM_LINE,
     NUM_ABOVE,
-    NUM_EXISTING,
     finish_whole_row,
     kept_tiles,
 )
 
-_HIGH_HALF = tl.constexpr(16)
 
 
 @triton.jit
@@ -106,52 +104,41 @@ def _gather(
     top_k, top_p, min_p = filters
     row_max = tl.load(summary.floats + row).to(tl.float32)
     scale = scale_of(temperature)
-    # Of which mass top_p takes its share.
-    shares = (top_k <= 0) & (top_p < 1)
     line = tl.full([], -LARGEST, tl.float32)
     if min_p > 0:
         line = value_of(min_p_line(order_of(row_max), temperature, min_p))
-    low, high = line, line
+    low, high, is_bottom = line, line, row >= 0
     if (top_k > 0) | (top_p < 1):
-        low, high = sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T)
+        low, high, is_bottom = sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T)
     if part == 0:
-        tl.store(whole.low + row, low)
+        tl.store(whole.low + row, tl.where(is_bottom, line, low))
         tl.store(whole.high + row, high)
         tl.store(whole.line + row, line)
-    mass_above, mass_from_line = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
-    num_above, num_existing = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
-    N: tl.constexpr = TILES * GROUPS
+    mass_above, mass_from_line, num_above = tl.zeros([], tl.int64), tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     x = _load(rows, row, part, stop, TILES)
     while part < stop:
-        # The next while these are counted.
+        # The next while these are weighed.
         next_x = _load(rows, row, part + 1, stop, TILES)
-        ids = ids_of(part * TILES + tl.arange(0, TILES))
-        append_between(whole, row, x.reshape(N, GROUP), ids.reshape(N, GROUP), low, high, ROOM)
-        own = x.reshape(N * GROUP)
-        mass = mass_of(own, row_max, scale)
-        above, num = sum_two(
-            tl.where(own >= high, mass, 0.0),
-            (own >= high).to(tl.int32) + ((own > MINUS_INF).to(tl.int32) << _HIGH_HALF),
-        )
-        mass_above += _fixed(above)
-        num_above += num & 0xFFFF
-        num_existing += num >> _HIGH_HALF
-        if shares:
-            mass_from_line += _fixed(tl.sum(tl.where(own >= line, mass, 0.0)))
+        append_between(whole, row, x, part * (TILES * TILE), low, high, ROOM)
+        mass = tl.exp2((x - row_max) * (scale * LOG2_E))
+        mass_above += _fixed(sum_of(tl.where(x >= high, mass, 0.0)))
+        if top_k > 0:
+            num_above += total_of((x >= high).to(tl.int32))
+        elif min_p > 0:
+            mass_from_line += _fixed(sum_of(tl.where(x >= line, mass, 0.0)))
         part += 1
         x = next_x
     sums = whole.sums + row * 4
-    tl.atomic_add(sums + NUM_ABOVE, num_above.to(tl.int64))
-    tl.atomic_add(sums + NUM_EXISTING, num_existing.to(tl.int64))
+    tl.atomic_add(sums + NUM_ABOVE, num_above)
     tl.atomic_add(sums + MASS_ABOVE, mass_above)
     tl.atomic_add(sums + MASS_FROM_LINE, mass_from_line)
 
 
 @triton.jit
 def _load(rows, row, part, stop, TILES: tl.constexpr):
-    """Values of a part [TILES, 128], none from `stop` on."""
+    """Values of a part [TILES 128], none from `stop` on."""
     tile = part * TILES + tl.arange(0, TILES)
-    return load_values(rows, row, ids_of(tile), (tile < tl.minimum(rows.num_tiles, stop * TILES))[:, None])
+    return load_values(rows, row, ids_of(tile), (tile < tl.minimum(rows.num_tiles, stop * TILES))[:, None]).reshape(TILES * TILE)
 
 
 @triton.jit

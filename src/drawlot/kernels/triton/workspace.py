@@ -21,8 +21,8 @@ FINISH_REGISTERS, FEW_REGISTERS = 128, 160
 """So many that two programs of a finish fit a multiprocessor, and that only one does"""
 GATHER = 32
 """Tiles that a count of tokens reads at a time"""
-WHOLE_TILES, WHOLE_WARPS = 64, 16
-"""Tiles that a program reads at a time where it reads a whole row, and its warps"""
+WHOLE_TILES = 64
+"""Tiles that a program reads at a time where it reads a whole row"""
 LONG_ROOM = 8192
 """Tokens of a long list"""
 NUM_WARPS = 8
@@ -42,8 +42,8 @@ def num_multiprocessors(device: torch.device) -> int:
 
 @cache
 def programs_together(device: torch.device) -> int:
-    """How many programs of 16 warps with at most 128 registers surely run at once; in the interpreter one does."""
-    return max(num_multiprocessors(device), 1)
+    """How many programs of at most 128 registers a thread surely run at once; in the interpreter one does."""
+    return max(2 * num_multiprocessors(device), 1)
 
 
 class Workspace(NamedTuple):
@@ -59,7 +59,7 @@ class Workspace(NamedTuple):
     @classmethod
     def of(cls, n: int, num_tiles: int, device: torch.device, *, raw: bool) -> "Workspace":
         """Room for n rows; raw: sums of raw logits too."""
-        width = max(triton.next_power_of_2(num_tiles), WHOLE_TILES)
+        width = max(triton.next_power_of_2(num_tiles), 32)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)

@@ -34,7 +34,6 @@ from drawlot.kernels.triton.workspace import (
     ROOM,
     SCAN_TILES,
     SCAN_WARPS,
-    WHOLE_TILES,
     Workspace,
     num_multiprocessors,
     overlaps,
@@ -66,7 +65,7 @@ class _Memory(NamedTuple):
         cls, num_reqs: int, num_rows: int, num_drafts: int, num_tiles: int, device: torch.device, *, wide: bool
     ) -> "_Memory":
         blocks, stride = triton.cdiv(num_tiles, SCAN_TILES), triton.cdiv(num_tiles, WEIGH_TILES)
-        num_words, width = num_tiles * 4, max(triton.next_power_of_2(num_tiles), WHOLE_TILES)
+        num_words, width = num_tiles * 4, max(triton.next_power_of_2(num_tiles), 32)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Between which values the cut of a whole row lies. A sample of its tokens says where; whether it is so, a read of all."""
+"""Between which values the cut of a whole row probably lies, by a sample of its tokens."""
 
 import triton
 import triton.language as tl
@@ -29,8 +29,9 @@ _LEAST = tl.constexpr(4.0)
 def sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T: tl.constexpr):
     """low and high (float32): of the values of a row's tokens, the cut's is probably at least low, and below high.
 
-    And whether it surely is at least low. Only tokens from `line` on are kept, as min_p wants it. What top_k or top_p asks for is found in a sample as they
-    find it in the row, with as much on either side as the sample may err; first in an eighth of it.
+    And whether it surely is at least low. Only tokens from `line` on are kept, as min_p wants it. What top_k or top_p
+    asks for is found in a sample as they find it in the row, with as much on either side as the sample may err; first
+    in an eighth of it.
     """
     top_k, top_p, _min_p = filters
     scale, by_count = scale_of(temperature), top_k > 0
@@ -55,8 +56,10 @@ def sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T: tl.
         bottom = (row_max + temperature * z).to(tl.float32)
         first, last = bottom, value_of(order_of(row_max) + 1)
     # So close that their difference is no infinity.
-    first, last = tl.where(by_count, first, tl.maximum(tl.maximum(first, last - 3e38), -LARGEST)), last
-    last = tl.where(by_count, tl.minimum(tl.minimum(last, first + 3e38), LARGEST), last)
+    if by_count:
+        last = tl.minimum(tl.minimum(last, first + 3e38), LARGEST)
+    else:
+        first = tl.maximum(tl.maximum(first, last - 3e38), -LARGEST)
     law = row_max, scale, by_count, top_p.to(tl.float32), line
     start, stop = _narrowed(few, rows.num_tiles, 2, first, last, needed / TILE, law)
     num = rows.num_tiles * _PER_TILE

@@ -1,7 +1,7 @@
 """The exact cut, once all tokens that it may be are in one list, in any order: sums of integers have no order.
 
-Two pivots are set around where the cut would be if the list were evenly spread, until few tokens are between; of these
-all pairs are compared.
+Two pivots are set around where the cut would be if the list were evenly spread, until few tokens are between them; of
+these all pairs are compared.
 """
 
 import triton
@@ -9,11 +9,9 @@ import triton.language as tl
 
 from drawlot.kernels.triton.bracket import mass_of
 from drawlot.kernels.triton.listing import clear_list, load_list, ranks_of_list
-from drawlot.kernels.triton.reduce import sum_two, total_of
+from drawlot.kernels.triton.reduce import FIXED_POINT, sum_two, total_of
 from drawlot.kernels.triton.values import LAST_ID, order_of, value_of
 
-FIXED_POINT = tl.constexpr(2.0**42)
-"""What masses are multiplied with to become integers: those of 2^20 tokens are added"""
 _FEW = tl.constexpr(128)
 
 
@@ -21,9 +19,7 @@ _FEW = tl.constexpr(128)
 def cut_in_list(lists, whole, row, reach, filters, low, high, row_max, scale, vocab_size, ROOM: tl.constexpr):
     """See `_cut_in_list`; a list that fills no half of its room takes half as long."""
     if tl.load(whole.listed + row) <= ROOM // 2:
-        cut = _cut_in_list(
-            lists, whole, row, reach, filters, low, high, row_max, scale, vocab_size, ROOM, ROOM // 2
-        )
+        cut = _cut_in_list(lists, whole, row, reach, filters, low, high, row_max, scale, vocab_size, ROOM, ROOM // 2)
     else:
         cut = _cut_in_list(lists, whole, row, reach, filters, low, high, row_max, scale, vocab_size, ROOM, ROOM)
     return cut
@@ -46,8 +42,9 @@ def _cut_in_list(
 ):
     """Order and id (int32) of the last kept token, how many are kept, and their mass (int64).
 
-    lists: where the few find room; reach: how many tokens reach `high`, what these weigh, and what all weigh from the
-    min-p line on; low, high: between which the list has all tokens, at most SLOTS. If top_p asks for more, the last one is kept.
+    lists: where the few find room; reach: how many tokens reach `high`, what these weigh, and what that weighs of which
+    top_p takes its share; low, high: between which the list has all tokens, at most SLOTS. If more is asked for than
+    there is, the last one is kept.
     """
     top_k, top_p, _min_p = filters
     num_above, mass_above, mass_from_line = reach
@@ -67,7 +64,8 @@ def _cut_in_list(
             need, total = need - mass_above, kept_mass
         weight = tl.where(by_mass != 0, _mass_of(order, row_max, scale), 1)
         weight, need = tl.where(kept, weight, 0), tl.minimum(tl.maximum(need, 1), total)
-        lowest, highest, num, above = _narrowed(order, weight, kept, order_of(low), order_of(high), num_kept, total, need)
+        bottom, top = order_of(low), order_of(high)
+        lowest, highest, num, above = _narrowed(order, weight, kept, bottom, top, num_kept, total, need)
         few = kept & (order >= lowest) & (order < highest)
         ids = tl.load(whole.token_ids + row * ROOM + slot)
         if num > _FEW:
@@ -94,7 +92,7 @@ def _mass_of(order, row_max, scale):
 
 @triton.jit
 def _narrowed(number, weight, exists, low, high, num, total, need):
-    """Bounds of the numbers (int32) among which the running weight, from high to low, reaches `need`: of few, or of one.
+    """Bounds of the numbers (int32) where the running weight, from high to low, reaches `need`: of few numbers, or one.
 
     num, total: of those that exist, all in [low, high). Returns the bounds, how many are between, and the weight above.
     """
@@ -110,9 +108,7 @@ def _narrowed(number, weight, exists, low, high, num, total, need):
             middle, side = middle * 0 + 0.5, side * 0 + 1 / 6
         first = low + tl.minimum(tl.maximum(width * (middle - side), 1.0), width - 1).to(tl.uint32).to(tl.int32)
         second = low + tl.minimum(tl.maximum(width * (middle + side), 1.0), width - 1).to(tl.uint32).to(tl.int32)
-        of_first, of_second = sum_two(
-            tl.where(number >= first, weight, 0), tl.where(number >= second, weight, 0)
-        )
+        of_first, of_second = sum_two(tl.where(number >= first, weight, 0), tl.where(number >= second, weight, 0))
         # Two numbers of 16 bits, since a list is shorter than 2^15.
         flags = (exists & (number >= first)).to(tl.int32) + ((exists & (number >= second)).to(tl.int32) << 16)
         numbers = total_of(flags)

@@ -1,7 +1,7 @@
 """A race over the tiles of a row of which only those are read that can still win.
 
-Each tile has a bound that its key cannot exceed: the key it would have if none of its tokens were dropped. Few tiles have
-to be read, two or three of a row that keeps a third of its mass; all of one that keeps hardly any.
+Each tile has a bound that its key cannot exceed: the key it would have if none of its tokens were dropped. Few tiles
+have to be read, two or three of a row that keeps a third of its mass; all of one that keeps hardly any.
 """
 
 import triton

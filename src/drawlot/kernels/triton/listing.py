@@ -238,7 +238,7 @@ def list_tokens(
 
 @triton.jit
 def append_between(whole, row, x, first_id, low, high, ROOM: tl.constexpr):
-    """Appends tokens with low <= value < high to a row's long list, in any order; x [N]: their values, by ascending id."""
+    """Appends tokens with low <= value < high to a row's long list, in any order; x [N]: values, by ascending id."""
     QUARTER: tl.constexpr = x.shape[0] // 4
     # Single tokens of each four: what a thread has of them it can store without giving it to others first.
     even, odd = tl.split(x.reshape(QUARTER, 2, 2))

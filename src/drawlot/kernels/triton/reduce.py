@@ -20,7 +20,7 @@ def _rows(block):
 
 @triton.jit
 def _folded(block):
-    """Sums of long blocks that each thread can make by itself, one block after the other: all at once fill registers."""
+    """What each thread can add by itself of a long block: several blocks at once would fill the registers."""
     N: tl.constexpr = block.shape[0]
     if N > 1024:
         block = tl.sum(block.reshape(N // 1024, 1024), 0)
@@ -59,13 +59,26 @@ def _span_and_moments(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
     return tl.maximum(a0, b0), tl.minimum(a1, b1), a2 + b2, a3 + b3, a4 + b4
 
 
-_FIXED_POINT = tl.constexpr(2.0**40)
+FIXED_POINT = tl.constexpr(2.0**40)
+"""What masses are multiplied with to become integers, whose sums are the same in every order: room for 2^22 tokens"""
+
+
+@triton.jit
+def fixed_sum_of_masses(mass):
+    """int64 sum of numbers in [0, 128], the same in every layout and order."""
+    return tl.sum((mass * FIXED_POINT).to(tl.int64))
+
+
+@triton.jit
+def of_fixed(mass):
+    """float64 mass of an integer one."""
+    return mass.to(tl.float64) * (1 / FIXED_POINT)
 
 
 @triton.jit
 def sum_of_masses(mass):
-    """float32 sum of numbers in [0, 128], the same in every layout and order: integers are added."""
-    return (tl.sum((mass * _FIXED_POINT).to(tl.int64)).to(tl.float64) * (1 / _FIXED_POINT)).to(tl.float32)
+    """As `fixed_sum_of_masses`, in float32."""
+    return of_fixed(fixed_sum_of_masses(mass)).to(tl.float32)
 
 
 @triton.jit

@@ -3,22 +3,23 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.cut_in_list import FIXED_POINT, cut_in_list
+from drawlot.kernels.triton.cut_in_list import cut_in_list
 from drawlot.kernels.triton.lazy_race import race_lazily
 from drawlot.kernels.triton.noise import gumbel, gumbel_of_range
 from drawlot.kernels.triton.race import TARGET_TILE, log_tile_masses, race_in_tile, z_of
-from drawlot.kernels.triton.reduce import sum_of_masses
+from drawlot.kernels.triton.reduce import fixed_sum_of_masses, of_fixed
 from drawlot.kernels.triton.scan import of_each, tile_maxima, tile_sums
 from drawlot.kernels.triton.slow_cut import mass_up_to, slow_cut
 from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, temperature_of
 from drawlot.kernels.triton.summary import WHOLE, put, put_cut
-from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, order_of, slices_of, slot_of, value_of
+from drawlot.kernels.triton.values import MINUS_INF, ids_of, load_values, order_of, slices_of, slot_of, value_of
 
 NUM_ABOVE, MASS_ABOVE, MASS_FROM_LINE = (tl.constexpr(i) for i in range(3))
 """Places in `Whole.sums`"""
 _TILES_OF_RACE = tl.constexpr(32)
 _LOG_TILE = tl.constexpr(4.852030263919617)
 _ROUNDING = tl.constexpr(2.0**-22)
+"""Of a mass, at most"""
 
 
 @triton.jit
@@ -49,39 +50,36 @@ def finish_whole_row(
     filters, temperature = filters_of(states, state), temperature_of(states, state)
     top_k, top_p, min_p = filters
     low, high, line = tl.load(whole.low + row), tl.load(whole.high + row), tl.load(whole.line + row)
-    sums = whole.sums + row * 4
-    num_above, mass_above = tl.load(sums + NUM_ABOVE), tl.load(sums + MASS_ABOVE)
+    known, listed = whole.sums + row * 4, tl.load(whole.listed + row)
+    num_above, mass_above = tl.load(known + NUM_ABOVE), tl.load(known + MASS_ABOVE)
     row_max, scale = tl.load(summary.floats + row).to(tl.float32), scale_of(temperature)
-    maxima, tile_sums, shift, all_mass = _tiles(rows, tiles, row, row_max, temperature, WIDE, T)
-    # What top_p takes its share of.
-    shared_out = (all_mass.to(tl.float64) * FIXED_POINT).to(tl.int64)
+    maxima, sums, shift, all_mass = _tiles(rows, tiles, row, row_max, temperature, WIDE, T)
+    shared_out = all_mass
     if min_p > 0:
-        shared_out = tl.load(sums + MASS_FROM_LINE)
-    listed = tl.load(whole.listed + row)
+        shared_out = tl.load(known + MASS_FROM_LINE)
     # Whether the cut is between low and high.
-    has_all, holds = low <= line, row >= 0
+    is_bottom, holds = low <= line, row >= 0
     if top_k > 0:
-        holds = (num_above < top_k) & ((num_above + listed >= top_k) | has_all)
+        holds = (num_above < top_k) & ((num_above + listed >= top_k) | is_bottom)
     elif top_p < 1:
         holds = mass_above.to(tl.float64) < top_p * shared_out.to(tl.float64)
+    is_cut, mass = holds & (listed <= ROOM), mass_above
     cut_order, cut_id = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
-    kept_mass = mass_above
-    is_cut = holds & (listed <= ROOM)
     if is_cut:
         reach = num_above, mass_above, shared_out
-        cut_order, cut_id, num_kept, kept_mass = cut_in_list(
+        cut_order, cut_id, num_kept, mass = cut_in_list(
             lists, whole, row, reach, filters, low, high, row_max, scale, rows.vocab_size, ROOM
         )
         if (top_k <= 0) & (top_p < 1):
             # Where all is kept that is listed, the cut may be below.
-            holds = has_all | (num_kept < num_above + listed)
+            holds = is_bottom | (num_kept < num_above + listed)
             is_cut = holds
-    mass = (kept_mass.to(tl.float64) / FIXED_POINT).to(tl.float32)
+    mass = of_fixed(mass)
     if is_cut == 0:
-        above = tl.where(top_k > 0, num_above.to(tl.float64), mass_above.to(tl.float64) / FIXED_POINT)
-        bracket = holds, low, high, above, shared_out.to(tl.float64) / FIXED_POINT
+        above = tl.where(top_k > 0, num_above.to(tl.float64), of_fixed(mass_above))
+        bracket = holds, low, high, above, of_fixed(shared_out)
         order64, cut_id = slow_cut(rows, row, bracket, filters, temperature, row_max, TILES)
-        mass = mass_up_to(rows, row, order64, cut_id, row_max, scale, TILES).to(tl.float32)
+        mass = mass_up_to(rows, row, order64, cut_id, row_max, scale, TILES)
         cut_order = order64.to(tl.int32)
     cut_value = value_of(cut_order)
     put_cut(summary, row, cut_value, cut_id)
@@ -91,21 +89,22 @@ def finish_whole_row(
     token = tl.full([], -1, tl.int32)
     if draws:
         law = cut_value, cut_id, row_max, temperature
-        token = _draw(rows, states, row, state, top_k > 0, maxima, tile_sums, shift, law, WIDE, T)
-    # A row that keeps all that can be told from nothing has the law of one without filters, to the bit.
+        token = _draw(rows, states, row, state, top_k > 0, maxima, sums, shift, law, WIDE, T)
+    # Where nothing is lost but what rounding hides, the law is that of a row without filters, to the bit.
+    all_mass = of_fixed(all_mass)
     mass = tl.where((top_k <= 0) & (tl.abs(mass - all_mass) <= _ROUNDING * all_mass), all_mass, mass)
-    put(drawn, summary, row, token, 0, WHOLE, row_max, tl.log(mass))
+    put(drawn, summary, row, token, 0, WHOLE, row_max, tl.log(mass.to(tl.float32)))
 
 
 @triton.jit
 def _tiles(rows, tiles, row, row_max, temperature, WIDE: tl.constexpr, T: tl.constexpr):
-    """Maxima, sums and z of the maxima of a row's tiles, and the mass of all (float32), if it was summed at T."""
+    """Maxima, sums and z of the maxima of a row's tiles, and the mass of all (int64), if it was summed at T."""
     tile = tl.arange(0, T)
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
     shift = z_of(tl.where(sums > 0, maxima, row_max), row_max, temperature, WIDE)
-    return maxima, sums, shift, sum_of_masses(sums * tl.exp(shift.to(tl.float32)))
+    return maxima, sums, shift, fixed_sum_of_masses(sums * tl.exp(shift.to(tl.float32)))
 
 
 @triton.jit
@@ -114,7 +113,7 @@ def _draw(rows, states, row, state, at_one, maxima, sums, shift, law, WIDE: tl.c
     cut_value, cut_id, row_max, temperature = law
     log_sums = tl.where(sums > 0, tl.log(tl.where(sums > 0, sums, 1.0)), float("-inf")).to(shift.dtype)
     if at_one:
-        # exp(z) of a token is the power s = 1 / T of what was summed: of all S at most max(S, 128^(1 - s) S^s).
+        # exp(z) is the power s = 1 / T of what was summed to S: all of it at most S, if s > 1, or 128^(1 - s) S^s.
         s = tl.minimum(scale_of(temperature), 1.0)
         log_sums = s * log_sums + (1 - s) * _LOG_TILE
     key = noise_key(states, state, row)

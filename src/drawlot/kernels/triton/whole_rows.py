@@ -4,11 +4,10 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.bracket import LARGEST, min_p_line, sample_bracket
-from drawlot.kernels.triton.cut_in_list import FIXED_POINT
 from drawlot.kernels.triton.listing import append_between
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.ranks import count_ranks
-from drawlot.kernels.triton.reduce import sum_of, total_of
+from drawlot.kernels.triton.reduce import FIXED_POINT, sum_of, total_of
 from drawlot.kernels.triton.scan import LOG2_E
 from drawlot.kernels.triton.states import filters_of, scale_of, temperature_of
 from drawlot.kernels.triton.summary import ARRIVALS, COUNT, COUNT_OF_RANKS
@@ -21,7 +20,6 @@ from drawlot.kernels.triton.whole_row import (
     finish_whole_row,
     kept_tiles,
 )
-
 
 
 @triton.jit
@@ -138,7 +136,8 @@ def _gather(
 def _load(rows, row, part, stop, TILES: tl.constexpr):
     """Values of a part [TILES 128], none from `stop` on."""
     tile = part * TILES + tl.arange(0, TILES)
-    return load_values(rows, row, ids_of(tile), (tile < tl.minimum(rows.num_tiles, stop * TILES))[:, None]).reshape(TILES * TILE)
+    exists = tile < tl.minimum(rows.num_tiles, stop * TILES)
+    return load_values(rows, row, ids_of(tile), exists[:, None]).reshape(TILES * TILE)
 
 
 @triton.jit

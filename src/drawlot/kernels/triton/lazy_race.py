@@ -15,12 +15,12 @@ _SLACK = tl.constexpr(1e-3)
 
 
 @triton.jit
-def race_lazily(bounds, keys_of: tl.constexpr, row, T: tl.constexpr, TILES: tl.constexpr):
+def race_lazily(bounds, keys_of: tl.constexpr, rows, drafts, row, T: tl.constexpr, TILES: tl.constexpr):
     """The winning tile, the lower one among equals; -1 if no key is above -inf.
 
-    bounds: [T], of tiles; keys_of: a function of `row`, of tiles [TILES] and of which to read, that returns their keys,
-    in the type of the bounds; row: what it needs to know; TILES: that are read at a time, the best of as many groups,
-    then the next of each.
+    bounds: [T], of tiles; keys_of: a function of `rows`, `drafts` and `row`, of tiles [TILES] and of which to read,
+    that returns their keys, in the type of the bounds; row: a tuple of what else it needs to know, of tensors alone,
+    since numbers would get lost in it; TILES: read at a time, the best of as many groups, then the next of each.
     """
     # Neighbours are of different groups: where a vocabulary is sorted by frequency, likely tiles are neighbours.
     SIDE: tl.constexpr = min(4, T // TILES)
@@ -31,7 +31,7 @@ def race_lazily(bounds, keys_of: tl.constexpr, row, T: tl.constexpr, TILES: tl.c
     may_change = best < 0
     is_first = best < 0
     while may_change:
-        keys = keys_of(row, own, bound + _SLACK > best_key)
+        keys = keys_of(rows, drafts, row, own, bound + _SLACK > best_key)
         its_key, winner, _ = largest(keys, own, own)
         wins = (its_key > best_key) | ((its_key == best_key) & (winner < best))
         best = tl.where(wins, winner, best)

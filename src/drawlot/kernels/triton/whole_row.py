@@ -119,25 +119,25 @@ def _draw(rows, states, row, state, at_one, maxima, sums, shift, law, WIDE: tl.c
     key = noise_key(states, state, row)
     noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
     bounds = tl.where((maxima >= cut_value) & (sums > 0), log_sums + shift + noise, MINUS_INF)
-    best = race_lazily(bounds, _wide_keys if WIDE else _keys, (rows, row, law, key), T, _TILES_OF_RACE)
+    best = race_lazily(bounds, _wide_keys if WIDE else _keys, rows, None, (row, law, key), T, _TILES_OF_RACE)
     cut_order = order_of(cut_value)
     return race_in_tile(rows, None, row, best, cut_order, cut_id, row_max, temperature, key, WIDE)
 
 
 @triton.jit
-def _keys(row, tile, mask):
-    return _keys_of_kept(row, tile, mask, False)
+def _keys(rows, _drafts, row, tile, mask):
+    return _keys_of_kept(rows, row, tile, mask, False)
 
 
 @triton.jit
-def _wide_keys(row, tile, mask):
-    return _keys_of_kept(row, tile, mask, True)
+def _wide_keys(rows, _drafts, row, tile, mask):
+    return _keys_of_kept(rows, row, tile, mask, True)
 
 
 @triton.jit
-def _keys_of_kept(row, tile, mask, WIDE: tl.constexpr):
+def _keys_of_kept(rows, row, tile, mask, WIDE: tl.constexpr):
     """Keys of tiles by what a cut keeps of them."""
-    rows, row, law, key = row
+    row, law, key = row
     cut_value, cut_id, row_max, temperature = law
     maxima, sums = kept_tiles(rows, row, tile, mask, cut_value, cut_id, scale_of(temperature))
     log_masses, _shift = log_tile_masses(maxima, sums, row_max, temperature, WIDE)

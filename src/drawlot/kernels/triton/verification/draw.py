@@ -68,7 +68,7 @@ def draw_from_tiles(
     from_q = residual & (line >= 0)
     if from_q:
         bounds = log_masses + tl.log(prefix * per_mass) + noise
-        best = race_lazily(bounds, _keys_of_leftovers, (rows, drafts, refused, law, noises, row), T, TILES)
+        best = race_lazily(bounds, _keys_of_leftovers, rows, drafts, (refused, law, noises, row), T, TILES)
         # A law of few tokens may be broken where the row keeps none.
         best = tl.where(q_shift == q_shift, best, -1)
         from_q = best >= 0
@@ -84,9 +84,9 @@ def draw_from_tiles(
 
 
 @triton.jit
-def _keys_of_leftovers(row, tile, mask):
+def _keys_of_leftovers(rows, drafts, row, tile, mask):
     """Keys of tiles by what q leaves of them."""
-    rows, drafts, refused, law, noises, row = row
+    refused, law, noises, row = row
     ids = ids_of(tile)
     x = load_allowed(rows, refused, row, ids, mask[:, None])
     _p, left = weights_of(drafts, law, x, ids, mask[:, None])

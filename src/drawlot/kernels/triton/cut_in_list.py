@@ -47,7 +47,7 @@ def _cut_in_list(
     there is, the last one is kept.
     """
     top_k, top_p, _min_p = filters
-    num_above, mass_above, mass_from_line = reach
+    num_above, mass_above, shared_out = reach
     slot = tl.arange(0, SLOTS)
     listed = tl.load(whole.listed + row)
     kept = slot < listed
@@ -60,7 +60,7 @@ def _cut_in_list(
     while (by_mass <= last) & (listed > 0):
         need, total = top_k - num_above, num_kept.to(tl.int64)
         if by_mass:
-            need = tl.ceil(top_p * tl.where(top_k > 0, kept_mass, mass_from_line).to(tl.float64)).to(tl.int64)
+            need = tl.ceil(top_p * tl.where(top_k > 0, kept_mass, shared_out).to(tl.float64)).to(tl.int64)
             need, total = need - mass_above, kept_mass
         weight = tl.where(by_mass != 0, _mass_of(order, row_max, scale), 1)
         weight, need = tl.where(kept, weight, 0), tl.minimum(tl.maximum(need, 1), total)

@@ -26,7 +26,8 @@ def filters_of(states, state):
 def scan_scale(states, state):
     """float32: the scan sums at this scale what the row will read: 1 / T for tile races and top-p, else 1.
 
-    Greedy rows and rows with top_k never read masses of whole rows at T, so that their pass serves raw logprobs.
+    Greedy rows and rows with top_k need masses of whole rows at T as bounds at most, so that their pass serves raw
+    logprobs.
     """
     temperature = temperature_of(states, state)
     top_k, _, _ = filters_of(states, state)

@@ -16,7 +16,6 @@ from drawlot.kernels.triton.workspace import (
     BLOCK,
     FEW_REGISTERS,
     FINISH_REGISTERS,
-    LONG_ROOM,
     NUM_WARPS,
     ROOM,
     SCAN_TILES,
@@ -24,6 +23,7 @@ from drawlot.kernels.triton.workspace import (
     WHOLE_TILES,
     Workspace,
     columns_of,
+    long_room,
     num_multiprocessors,
     overlaps,
     programs_together,
@@ -75,7 +75,8 @@ def launches_of_draw(
         drawn: Where tokens and status go.
         wide: Float64 noise.
     """
-    num_blocks, num_parts = triton.cdiv(num_tiles, SCAN_TILES), triton.cdiv(num_tiles, WHOLE_TILES)
+    whole_tiles = min(WHOLE_TILES, work.tile_block)
+    num_blocks, num_parts = triton.cdiv(num_tiles, SCAN_TILES), triton.cdiv(num_tiles, whole_tiles)
     num_programs = programs_together(drawn.status.device)
     raw = work.tiles.raw_sums is not None
     only_column = columns if columns is not None and columns.count == 1 else None
@@ -131,8 +132,8 @@ def launches_of_draw(
             LOGITS=logits,
             WIDE=wide,
             T=work.tile_block,
-            TILES=WHOLE_TILES,
-            ROOM=LONG_ROOM,
+            TILES=whole_tiles,
+            ROOM=long_room(num_tiles),
             maxnreg=128,
             **how,
             **follow,

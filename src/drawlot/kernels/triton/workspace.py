@@ -24,7 +24,7 @@ GATHER = 32
 WHOLE_TILES = 64
 """Tiles that a program reads at a time where it reads a whole row"""
 LONG_ROOM = 8192
-"""Tokens of a long list"""
+"""Tokens of a long list, at most"""
 NUM_WARPS = 8
 
 
@@ -44,6 +44,12 @@ def num_multiprocessors(device: torch.device) -> int:
 def programs_together(device: torch.device) -> int:
     """How many programs of at most 128 registers a thread surely run at once; in the interpreter one does."""
     return max(2 * num_multiprocessors(device), 1)
+
+
+def long_room(num_tiles: int) -> int:
+    """Tokens of a long list of rows with so many tiles: all of them, if they are few."""
+    all_of_them: int = triton.next_power_of_2(num_tiles * TILE)
+    return max(min(LONG_ROOM, all_of_them), 2 * ROOM)
 
 
 class Workspace(NamedTuple):
@@ -93,8 +99,8 @@ class Workspace(NamedTuple):
                 empty(single, n),
                 empty(torch.int64, n, 4),
                 empty(integer, n),
-                empty(single, n, LONG_ROOM),
-                empty(integer, n, LONG_ROOM),
+                empty(single, n, long_room(num_tiles)),
+                empty(integer, n, long_room(num_tiles)),
                 empty(single, n, width),
             ),
             width,

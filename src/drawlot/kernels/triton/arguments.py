@@ -156,7 +156,7 @@ class Whole(NamedTuple):
     sums: Tensor
     """int64 [N, 4]: what is known of all tokens of a row, see `whole_row.NUM_ABOVE` and the others"""
     listed: Tensor
-    """int32 [N]: tokens of the long list, from low to high, counting on where the room ends"""
+    """int32 [N]: tokens of the long list, all that the cut may be, counting on where the room ends"""
     token_values: Tensor
     """float32 [N, room]"""
     token_ids: Tensor

@@ -15,7 +15,7 @@ from drawlot.kernels.triton.listing import (
 )
 from drawlot.kernels.triton.noise import gumbel
 from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, z_of
-from drawlot.kernels.triton.reduce import sum_by_tile, sum_two, winner_of
+from drawlot.kernels.triton.reduce import FIXED_POINT, sum_by_tile, sum_two, winner_of
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import LISTED, put
@@ -24,7 +24,6 @@ from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, orde
 _WITHOUT_TOP_K = tl.constexpr(64)
 """Tokens that the list of a row without top_k holds at least"""
 _FEW_TILES = tl.constexpr(64)
-_FIXED_POINT = tl.constexpr(2.0**40)
 
 
 @triton.jit
@@ -125,7 +124,7 @@ def draw_from_list(
             done = done | (above < listed)
             num_kept = tl.maximum(tl.minimum(num_kept, above), 1)
         # As integers, whose sums know no order.
-        whole = (mass * _FIXED_POINT).to(tl.int64)
+        whole = (mass * FIXED_POINT).to(tl.int64)
         total = tl.sum(tl.where(rank < num_kept, whole, 0))
         if top_p < 1:
             tl.store(lists.masses + row * lists.room + rank, whole)
@@ -133,7 +132,7 @@ def draw_from_list(
             if not done:
                 # Without a limit the mass that top_p counts is the row's, unless min_p cuts it below the list's end.
                 shift = tl.where(sums > 0, maxima - row_max, 0.0)
-                row_mass = tl.sum(sums * tl.exp(shift * scale_of(temperature))).to(tl.float64) * _FIXED_POINT
+                row_mass = tl.sum(sums * tl.exp(shift * scale_of(temperature))).to(tl.float64) * FIXED_POINT
                 done = (min_p == 0) & (total >= top_p * row_mass)
                 limit = top_p * row_mass
             tl.debug_barrier()
@@ -153,7 +152,7 @@ def draw_from_list(
                 log_masses = tl.log(sum_by_tile(tl.where(kept, mass, 0.0), tile))
                 best = winner_of(tl.where(kept, log_masses, MINUS_INF) + tile_noise, tile)
                 winner = winner_of(tl.where(kept & (tile == best), z, MINUS_INF) + token_noise, token)
-            log_mass = tl.log((total.to(tl.float64) * (1 / _FIXED_POINT)).to(z.dtype))
+            log_mass = tl.log((total.to(tl.float64) * (1 / FIXED_POINT)).to(z.dtype))
             put(drawn, summary, row, winner, 0, LISTED, row_max, log_mass)
             if columns is None:
                 tl.store(summary.rank + row + slot * 0, rank + 1, mask=token == winner)

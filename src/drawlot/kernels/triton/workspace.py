@@ -46,6 +46,12 @@ def programs_together(device: torch.device) -> int:
     return max(2 * num_multiprocessors(device), 1)
 
 
+def tile_block(num_tiles: int) -> int:
+    """Power of two >= number of tiles, and no less than a lazy race reads at a time."""
+    block: int = triton.next_power_of_2(num_tiles)
+    return max(block, 32)
+
+
 def long_room(num_tiles: int) -> int:
     """Tokens of a long list of rows with so many tiles: all of them, if they are few."""
     all_of_them: int = triton.next_power_of_2(num_tiles * TILE)
@@ -65,7 +71,7 @@ class Workspace(NamedTuple):
     @classmethod
     def of(cls, n: int, num_tiles: int, device: torch.device, *, raw: bool) -> "Workspace":
         """Room for n rows; raw: sums of raw logits too."""
-        width = max(triton.next_power_of_2(num_tiles), 32)
+        width = tile_block(num_tiles)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)

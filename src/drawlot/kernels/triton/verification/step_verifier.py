@@ -37,6 +37,7 @@ from drawlot.kernels.triton.workspace import (
     Workspace,
     num_multiprocessors,
     overlaps,
+    tile_block,
 )
 from drawlot.outputs import LogitsRows, SparseDraftLogits
 
@@ -65,7 +66,7 @@ class _Memory(NamedTuple):
         cls, num_reqs: int, num_rows: int, num_drafts: int, num_tiles: int, device: torch.device, *, wide: bool
     ) -> "_Memory":
         blocks, stride = triton.cdiv(num_tiles, SCAN_TILES), triton.cdiv(num_tiles, WEIGH_TILES)
-        num_words, width = num_tiles * 4, max(triton.next_power_of_2(num_tiles), 32)
+        num_words, width = num_tiles * 4, tile_block(num_tiles)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)

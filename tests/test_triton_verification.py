@@ -352,7 +352,7 @@ print(min(warm), later, len(launched))
 
 def test_nothing_is_compiled_after_the_warm_up() -> None:
     warm, later, launched = counted(COMPILATIONS)
-    # Scan and laws in eight forms at least, a settle for each form of q.
+    # Scan and laws in eight forms at least, and two kernels that weigh for each form of q.
     assert warm >= 20
     assert later == 0
     assert launched > 1000

@@ -106,16 +106,18 @@ def _blocks_heard(accept: Numbers, verifier: RejectionSampler, first: list[int])
     """Writes down thresholds of `block`, of which the kernels leave P and what is left of the rows they weigh."""
     deciding, heard = settle.accept_block, {}
 
-    def accept_block(judged: Any, at: Any, column: Any, n: Any, ratio: Any, dense: Any, coin: Any, k: Any) -> Any:
-        accepted, weighed, prefix = deciding(judged, at, column, n, ratio, dense, coin, k)
-        numbers = (part.handle.data.copy() for part in (weighed, prefix, ratio))
-        heard[first.index(_number(at))] = _number(n), bool(_number(dense)), *numbers
-        return accepted, weighed, prefix
+    def accept_block(judged: Any, verified: Any, row: Any, num_rows: Any, given: Any, dense: Any, *shape: Any) -> Any:
+        n, accepted = deciding(judged, verified, row, num_rows, given, dense, *shape)
+        heard[first.index(_number(row))] = _number(n), bool(_number(dense))
+        return n, accepted
 
     with mock.patch.object(settle, "accept_block", accept_block):
         yield
-    left_of_rows = verifier._steps._memory.leftovers.left[:, 0].numpy()
-    for r, (n, dense, weighed, prefix, ratio) in heard.items():
+    judged, leftovers = verifier._steps._memory[:2]
+    for r, (n, dense) in heard.items():
+        rows = slice(first[r], first[r] + n + 1)
+        ratio, prefix, weighed = (part[rows].numpy() for part in (judged.ratios, judged.prefixes, judged.weighed))
+        left_of_rows = leftovers.left[rows, 0].numpy()
         for i in range(1, n + 1):
             h = prefix[i]
             if i < n and not dense:
@@ -123,7 +125,7 @@ def _blocks_heard(accept: Numbers, verifier: RejectionSampler, first: list[int])
                 rest = left + 1 - prefix[i]
                 h = left / rest if rest else 1.0
             elif i < n and weighed[i]:
-                left = left_of_rows[first[r] + i]
+                left = left_of_rows[i]
                 h = np.float64(left) / (np.float64(left + np.float32(1)) - prefix[i])
             accept[r, i - 1] = h
 

@@ -21,3 +21,10 @@ def let_next_start(OVERLAP: tl.constexpr):
     """For a kernel that follows others' kernels: it begins when they end."""
     if OVERLAP:
         gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous(OVERLAP: tl.constexpr):
+    """For a kernel that began without waiting, at its end: whoever follows it follows those before it, too."""
+    if OVERLAP:
+        gdc_wait()

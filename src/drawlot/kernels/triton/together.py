@@ -1,7 +1,7 @@
-"""Programs that work on rows together: a barrier for the whole grid.
+"""Programs that work together: a barrier for a whole grid, and the last of a few programs.
 
-The grid has as many programs as run at once, so that none waits for one that cannot start. Two such grids on two
-streams may each hold half of the GPU and wait for ever: draw on one stream at a time.
+A grid with a barrier has as many programs as run at once, so that none waits for one that cannot start. Two such grids
+on two streams may each hold half of the GPU and wait for ever: draw on one stream at a time.
 """
 
 import triton
@@ -15,4 +15,27 @@ def wait_for_all(arrivals, num_programs, round):
     arrived = tl.atomic_add(arrivals, 1, sem="acq_rel") + 1
     while arrived < round * num_programs:
         arrived = tl.atomic_add(arrivals, 0, sem="acquire")
+    tl.debug_barrier()
+
+
+@triton.jit
+def is_last(arrivals, num_programs):
+    """Whether all others of some programs have come here before, whose stores can now be read; arrivals begin at 0."""
+    tl.debug_barrier()
+    return tl.atomic_add(arrivals, 1, sem="acq_rel") == num_programs - 1
+
+
+@triton.jit
+def count_up(count):
+    """Count one up, once what the program has stored can be seen."""
+    tl.debug_barrier()
+    tl.atomic_add(count, 1, sem="release")
+
+
+@triton.jit
+def wait_for(count, number):
+    """Wait until a count has come to a number; what those stored that `count_up` can be read then."""
+    reached = tl.atomic_add(count, 0, sem="acquire")
+    while reached < number:
+        reached = tl.atomic_add(count, 0, sem="acquire")
     tl.debug_barrier()

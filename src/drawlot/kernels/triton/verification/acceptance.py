@@ -1,4 +1,4 @@
-"""Which drafts are accepted: one by its row, and those of `block` together, [COLUMNS] with an entry for each row."""
+"""Which drafts are accepted: one by its row, and those of `block` together."""
 
 import triton
 import triton.language as tl
@@ -29,11 +29,13 @@ def coin_of(key, WIDE: tl.constexpr):
 
 
 @triton.jit
-def p_at_draft(x, draft, maximum, mass, temperature, cut_value, cut_id):
-    """float64: p of a row's draft with value x; 0 without a draft (-1), or of one that the row does not keep."""
+def ratio_of_draft(x, draft, maximum, mass, q, per_temperature, cut_value, cut_id):
+    """float64: p / q of a row's draft with value x; 0 without a draft (-1), or of one that the row does not keep."""
     kept = is_kept(x, draft, cut_value, cut_id) & (draft >= 0)
-    temperature = tl.where(temperature == 0, 1.0, temperature)
-    return tl.where(kept, tl.exp((x.to(tl.float64) - maximum) / temperature) / mass, 0.0)
+    weight = tl.exp(tl.where(kept, x.to(tl.float64) - maximum, -1.0) * per_temperature)
+    # Float64 divides slowly, and slowest by far a zero: once, and something else.
+    is_zero = (kept == 0) | (weight == 0)
+    return tl.where(is_zero, 0.0, tl.where(is_zero, 1.0, weight) / (mass.to(tl.float64) * q))
 
 
 @triton.jit
@@ -51,36 +53,38 @@ def accepts(methods, method, temperature, column, draft, token, ratio, coin):
 
 
 @triton.jit
-def accept_block(judged, at, column, n, ratio, dense, coin, K: tl.constexpr):
-    """Block verification: how many drafts are accepted at least, the rows to be weighed before more is known, and P.
+def accept_block(judged, verified, first, num_rows, given, dense, K: tl.constexpr, COLUMNS: tl.constexpr):
+    """Block verification of a request: how many drafts come before its first bad row, how many are accepted at least.
 
-    Column i of P (float64 [COLUMNS]) is of the first i drafts and of row i.
+    Stores P of each row, of the drafts before it, and which rows have to be weighed before more is known: of drafts
+    with laws (dense), since of a point mass all but the draft is left.
     """
-    prefix = tl.where(column == 0, 1.0, tl.zeros_like(ratio))
-    last = tl.full([], 1.0, tl.float64)
-    coin_before = tl.zeros_like(coin) + 2
+    column = tl.arange(0, COLUMNS)
+    at, exists = first + column, column < num_rows
+    status = tl.load(verified.status + at, mask=exists, other=0)
+    ratio = tl.load(judged.ratios + at, mask=exists, other=0.0)
+    shift = tl.load(judged.q_shifts + at, mask=exists, other=0.0)
+    coin = tl.load(judged.coins + at - 1, mask=exists & (column > 0), other=2.0)
+    n = tl.minimum(given, tl.min(tl.where(status != 0, column, COLUMNS)))
+    # Ratios after the n-th make P of rows that nobody asks.
+    prefix, last = tl.where(column == 0, 1.0, tl.zeros_like(ratio)), tl.full([], 1.0, tl.float64)
     for j in tl.static_range(K):
-        product = last * tl.sum(tl.where(column == j, ratio, 0.0))
+        product = last * tl.load(judged.ratios + first + j)
         last = tl.where(last > 0, tl.where(product > 1, 1.0, product), 0.0)
         prefix = tl.where(column == j + 1, last, prefix)
-        coin_before = tl.where(column == j + 1, tl.sum(tl.where(column == j, coin, 0.0)), coin_before)
-    within = (column >= 1) & (column <= n)
     # h_i is at most P_i, and h_n is P_n.
-    below = within & (coin_before < prefix)
-    accepted = tl.zeros([], tl.int32)
-    weighed = below & False
-    if not dense:
-        # Of a point mass all but the draft is left, and p is the ratio.
+    within = (column >= 1) & (column <= n)
+    below = within & (coin < prefix)
+    if dense:
+        # With P_i = 1 the first i drafts are accepted whatever is left, unless the law is broken.
+        is_sure = below & ((column == n) | ((prefix == 1) & (shift == shift)))
+        accepted = tl.max(tl.where(is_sure, column, 0))
+    else:
         left = prefix * (1 - ratio)
         rest = left + 1 - prefix
         h = tl.where(column == n, prefix, tl.where(rest == 0, 1.0, left / rest))
-        accepted = tl.max(tl.where(within & (coin_before < h), column, 0))
-    elif tl.max(tl.where(below & (column == n), 1, 0)) != 0:
-        accepted = n + tl.zeros([], tl.int32)
-    else:
-        # With P_i = 1 the first i drafts are accepted whatever is left, unless their laws are broken.
-        fine = tl.load(judged.q_shifts + at, mask=column < n, other=0.0)
-        may = below & (column < n)
-        accepted = tl.max(tl.where(may & (prefix == 1) & (fine == fine), column, 0))
-        weighed = may & (column > accepted)
-    return accepted, weighed, prefix
+        accepted = tl.max(tl.where(within & (coin < h), column, 0))
+    weighed = below & (column < n) & (column > accepted) & dense
+    tl.store(judged.prefixes + at, prefix, mask=exists)
+    tl.store(judged.weighed + at, weighed.to(tl.int32), mask=exists)
+    return n, accepted

@@ -85,39 +85,35 @@ class Judged(NamedTuple):
     """float32 [N, parts]: of exp(logit - the part's maximum)"""
     parts: int
     maxima: Tensor
-    """float32 [N]: p = exp((value - maximum) scale) / mass of the tokens up to the cut; this and all to `cut_ids` of
+    """float32 [N]: p = exp2((value - maximum) scale) per_mass of the tokens up to the cut; this and all to `cut_ids` of
     rows of open requests alone"""
-    masses: Tensor
-    """float32 [N]"""
     scales: Tensor
+    """float32 [N]"""
+    per_masses: Tensor
     """float32 [N]"""
     cut_values: Tensor
     """float32 [N]"""
     cut_ids: Tensor
     """int32 [N]"""
     tokens: Tensor
-    """int32 [N]: what the row draws, all drafts before it being accepted; of open requests: see `settle_open_kernel`"""
+    """int32 [N]: what the row draws, all drafts before it being accepted, of an open request with P = 1"""
     hits: Tensor
     """int32 [N]: whether the draft is accepted, if all before it are, by all methods but `block`"""
     ratios: Tensor
-    """float64 [N]: p / q of the draft"""
+    """float64 [N + K]: p / q of the draft; K, so that none need be masked"""
     coins: Tensor
     """float64 [N]"""
     prefixes: Tensor
     """float64 [N]: P_i of open requests"""
     weighed: Tensor
-    """int32 [N]: whether `Leftovers` will know the row, of open requests"""
+    """int32 [N]: 1 where `Leftovers` has to know what is left of the row"""
 
 
 class Leftovers(NamedTuple):
     """Scratch: what is left of rows that `block` has to compare, and what their races need."""
 
-    rows: Tensor
-    """int32 [N]: those to be weighed, `control[0]` of them, in any order"""
-    requests: Tensor
-    """int32 [N]: whose they are"""
-    control: Tensor
-    """int32 [1]"""
+    settled: Tensor
+    """int32 [1]: requests of which `Judged.weighed` says all"""
     left: Tensor
     """float32 [N, stride]: sums of max(P p - q, 0) over blocks of a row"""
     keys: Tensor
@@ -125,10 +121,8 @@ class Leftovers(NamedTuple):
     best_tiles: Tensor
     """int32 [N, stride]: whose it is"""
     stride: int
-    log_masses: Tensor
-    """[N, width]: logarithms of the tiles' masses, relative to the row's maximum, of rows of open requests"""
     noises: Tensor
-    """[N, width]: of the tiles, of rows that draw of what is left"""
+    """[N, width]: of the tiles, of rows that may draw by them"""
     width: int
     """Power of two >= number of tiles"""
 
@@ -136,12 +130,10 @@ class Leftovers(NamedTuple):
 class Verdicts(NamedTuple):
     """Scratch: what is known of the requests."""
 
-    num_drafts: Tensor
-    """int32 [R]: before the first padding, and of an open request before the first bad row"""
+    arrivals: Tensor
+    """int32 [R]: how many of a request's rows have their laws"""
     lowest: Tensor
-    """int32 [R]: so many drafts of an open request are accepted at least; -1: the request is settled"""
-    num_weighed: Tensor
-    """int32 [R]: rows that an open one has to have weighed"""
+    """int32 [R]: so many drafts of an open request are accepted at least; -1: it is not open"""
 
 
 class Verified(NamedTuple):

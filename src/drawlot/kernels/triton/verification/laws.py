@@ -1,4 +1,7 @@
-"""What each row makes of itself: its law, whether it accepts its draft, and the token that it draws if not."""
+"""What each row makes of itself: its law, whether it accepts its draft, and the token that it draws if not.
+
+The last row of a request to know looks what the request emits: no launch has to begin for that.
+"""
 
 import triton
 import triton.language as tl
@@ -10,8 +13,9 @@ from drawlot.kernels.triton.refused import load_allowed, without_refused
 from drawlot.kernels.triton.scan import LOG2_E, raw_apart, tile_sums
 from drawlot.kernels.triton.states import scale_of, temperature_of
 from drawlot.kernels.triton.summary import LISTED, WHOLE
+from drawlot.kernels.triton.together import is_last
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of
-from drawlot.kernels.triton.verification.acceptance import accepts, coin_of, p_at_draft
+from drawlot.kernels.triton.verification.acceptance import accepts, coin_of, ratio_of_draft
 from drawlot.kernels.triton.verification.draw import draw_from_list, draw_from_tiles
 from drawlot.kernels.triton.verification.judge import law_of
 from drawlot.kernels.triton.verification.leftover import is_kept
@@ -27,10 +31,16 @@ from drawlot.kernels.triton.verification.requests import (
     step_key,
     tile_stream,
 )
+from drawlot.kernels.triton.verification.settle import (
+    settle,
+    settle_but_for_weighed,
+    settle_elsewhere,
+    skip_request,
+    skip_rows_after,
+)
 from drawlot.outputs import RowStatus
 
 _NONFINITE, _EMPTY = tl.constexpr(int(RowStatus.NONFINITE)), tl.constexpr(int(RowStatus.EMPTY_SUPPORT))
-_SKIPPED = tl.constexpr(int(RowStatus.SKIPPED))
 
 
 @triton.jit
@@ -43,6 +53,7 @@ def law_kernel(
     methods,
     judged,
     leftovers,
+    verdicts,
     drawn,
     summary,
     verified,
@@ -53,11 +64,13 @@ def law_kernel(
     PARTS: tl.constexpr,
     ROOM: tl.constexpr,
     TILES: tl.constexpr,
+    OPEN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program: one row that a request may have. drawn, summary: of the finish, where it cuts the rows or draws.
 
-    COLUMNS, T, PARTS: powers of two > K, >= tiles, >= parts of a law; ROOM: of a list; TILES: read at a time.
+    COLUMNS, T, PARTS: powers of two > K, >= tiles, >= parts of a law; ROOM: of a list; TILES: read at a time; OPEN:
+    whether requests may be open, see `is_open`.
     """
     program = tl.program_id(0)
     request, column = (program // (K + 1)).to(tl.int64), program % (K + 1)
@@ -65,35 +78,36 @@ def law_kernel(
     first, num_rows = rows_of_request(step.drafts, request)
     state = tl.load(step.drafts.state_rows + request)
     row = first + column
-    if column >= num_rows:
+    if (column >= num_rows) | (state < 0):
         follow(OVERLAP)
-        return
-    if state < 0:
-        follow(OVERLAP)
-        tl.store(verified.status + row, _SKIPPED)
-        # The columns count the ranks of what is emitted.
-        tl.store(summary.rank + row, 0)
+        if column == 0:
+            skip_request(
+                step.drafts, leftovers, verdicts, summary, verified, request, first, num_rows, K, COLUMNS, OPEN
+            )
         return
 
     # Noise and coin are a matter of the request alone: they are made while the scan still runs.
     temperature, method = temperature_of(states, state), method_of(methods, state)
     finished = needs_finish(states, methods, state)
     _, given = load_drafts(step.drafts, request, tl.arange(0, COLUMNS), num_rows, K)
+    waits = is_open(states, methods, step.drafts, state, given)
     residual, alone = (column < given) & looks_at_q(states, methods, state), given == 0
     key = step_key(states, state, first, column)
     coin = coin_of(key, WIDE)
     stream = tile_stream(residual, alone)
+    divisor = tl.where(temperature == 0, 1.0, temperature)
+    scale, per_temperature = scale_of(divisor), 1.0 / divisor
+    noises, tile = leftovers.noises + row * leftovers.width, tl.arange(0, T)
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
-    if (temperature != 0) & (finished == 0):
+    if (temperature != 0) & ((finished == 0) | waits):
         noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
+        tl.store(noises + tile, noise)
     follow(OVERLAP)
 
-    tile = tl.arange(0, T)
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     draft, x = tl.load(judged.drafts + row), tl.load(judged.draft_values + row)
     line, refused = tl.load(judged.lines + row), tl.load(judged.refused + row)
-    scale = scale_of(tl.where(temperature == 0, 1.0, temperature))
     cut_value, cut_id = tl.full([], float("-inf"), tl.float32), tl.full([], -1, tl.int32)
     token, path = tl.full([], -1, tl.int32), tl.full([], -1, tl.int32)
     if finished:
@@ -103,7 +117,9 @@ def law_kernel(
             token = tl.load(drawn.token_ids + row).to(tl.int32)
         elif path == WHOLE:
             sums = tl.load(whole.kept_sums + row * T + tile, mask=exists, other=0.0)
-            noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
+            if waits == 0:
+                noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
+                tl.store(noises + tile, noise)
     else:
         sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
         if tiles.raw_sums is not None:
@@ -117,9 +133,7 @@ def law_kernel(
             token = _first_token(rows, refused, row, row_max, tl.min(tl.where(maxima == row_max, tile, LAST_ID)))
 
     q, q_shift, q_factor = _finish_draft_law(step.drafts, judged, row, line, PARTS)
-    p = p_at_draft(x, draft, row_max, mass, temperature, cut_value, cut_id)
-    ratio = tl.where(p == 0, 0.0, p / q)
-    waits = is_open(states, methods, step.drafts, state, given)
+    ratio = ratio_of_draft(x, draft, row_max, mass, q, per_temperature, cut_value, cut_id)
     hit = accepts(methods, method, temperature, column, draft, token, ratio, coin)
     tl.store(verified.status + row, status)
     tl.store(summary.rank + row, 0)
@@ -127,12 +141,23 @@ def law_kernel(
     if method == BLOCK:
         tl.store(judged.ratios + row, ratio)
         tl.store(judged.coins + row, coin)
-    if waits:
-        tl.store(judged.maxima + row, row_max)
-        tl.store(judged.masses + row, mass)
-        tl.store(judged.scales + row, scale)
-        tl.store(judged.cut_values + row, cut_value)
-        tl.store(judged.cut_ids + row, cut_id)
+    if OPEN:
+        if waits:
+            tl.store(judged.maxima + row, row_max)
+            tl.store(judged.scales + row, scale * LOG2_E)
+            tl.store(judged.per_masses + row, 1.0 / mass)
+            tl.store(judged.cut_values + row, cut_value)
+            tl.store(judged.cut_ids + row, cut_id)
+            if is_last(verdicts.arrivals + request, num_rows):
+                settle_but_for_weighed(
+                    judged, leftovers, verdicts, verified, request, first, num_rows, given, K, COLUMNS
+                )
+
+    if column == 0:
+        skip_rows_after(step.drafts, summary, verified, request, first + num_rows)
+        if OPEN:
+            if waits == 0:
+                settle_elsewhere(leftovers, verdicts, request)
 
     # By `block` a draft that its row accepts may be the one that is not.
     draws = (hit == 0) | (column == given) | (method == BLOCK)
@@ -140,46 +165,44 @@ def law_kernel(
         one = tl.full([], 1.0, tl.float32)
         law = line, draft, q_shift, q_factor, cut_value, cut_id, row_max, scale * LOG2_E, 1.0 / mass, one
         if path == LISTED:
-            if waits == 0:
-                token = draw_from_list(step.drafts, lists, law, temperature, row, key, residual, alone, WIDE, ROOM)
+            token = draw_from_list(step.drafts, lists, law, temperature, row, key, residual, alone, WIDE, ROOM)
         else:
             log_masses, _z = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
-            noises = leftovers.noises + row * leftovers.width
-            tl.store(noises + tile, noise)
-            if waits:
-                tl.store(leftovers.log_masses + row * leftovers.width + tile, log_masses)
-            else:
-                without = tl.where(residual & (line < 0), draft, -1)
-                if without >= 0:
-                    left = _masses_without(rows, refused, law, temperature, scale, row, without, tile, log_masses, WIDE)
-                    if tl.max(left) == MINUS_INF:
-                        # Nothing but the draft: then the row's own law.
-                        residual, without = residual & False, without * 0 - 1
-                        stream = tile_stream(residual, alone)
-                        noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
-                    else:
-                        log_masses = left
-                # The noise is read back.
-                tl.debug_barrier()
-                token = draw_from_tiles(
-                    rows,
-                    step.drafts,
-                    refused,
-                    law,
-                    temperature,
-                    row,
-                    key,
-                    log_masses,
-                    noise,
-                    noises,
-                    without,
-                    residual,
-                    alone,
-                    WIDE,
-                    T,
-                    TILES,
-                )
+            without = tl.where(residual & (line < 0), draft, -1)
+            if without >= 0:
+                left = _masses_without(rows, refused, law, temperature, scale, row, without, tile, log_masses, WIDE)
+                if tl.max(left) == MINUS_INF:
+                    # Nothing but the draft: then the row's own law.
+                    residual, without = residual & False, without * 0 - 1
+                    stream = tile_stream(residual, alone)
+                    noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
+                else:
+                    log_masses = left
+            # The noise is read back.
+            tl.debug_barrier()
+            token = draw_from_tiles(
+                rows,
+                step.drafts,
+                refused,
+                law,
+                temperature,
+                row,
+                key,
+                log_masses,
+                noise,
+                noises,
+                without,
+                residual,
+                alone,
+                WIDE,
+                T,
+                TILES,
+            )
     tl.store(judged.tokens + row, token)
+    if waits == 0:
+        if is_last(verdicts.arrivals + request, num_rows):
+            by_block = (method == BLOCK) & (temperature != 0)
+            settle(judged, verified, request, first, num_rows, given, by_block, K, COLUMNS)
 
 
 @triton.jit

@@ -1,34 +1,10 @@
-"""What q leaves of p, max(P p - q, 0): of tokens, and of blocks of the rows that `block` has to compare."""
+"""What q leaves of p, max(P p - q, 0)."""
 
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.noise import gumbel
-from drawlot.kernels.triton.reduce import largest
-from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.scan import LOG2_E
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, ids_of, load_logits
-from drawlot.kernels.triton.verification.requests import rows_of_request, step_key, tile_stream
-
-
-@triton.jit
-def weigh_block(rows, step, judged, leftovers, request, row, block, WIDE: tl.constexpr, TILES: tl.constexpr):
-    """Stores what is left of a block of TILES tiles, and which of them has the largest key of the race over tiles."""
-    tile = block * TILES + tl.arange(0, TILES)
-    ids, exists = ids_of(tile), (tile < rows.num_tiles)[:, None]
-    x = load_allowed(rows, tl.load(judged.refused + row), row, ids, exists)
-    law = law_of_row(judged, row)
-    _p, left = weights_of(step.drafts, law, x, ids, exists)
-    first, _ = rows_of_request(step.drafts, request)
-    key = step_key(step.states, tl.load(step.drafts.state_rows + request), first, row - first)
-    noise = gumbel(tile, key[0], key[1], tile_stream(row >= 0, row < 0), key[2], key[3], WIDE)
-    masses = tl.sum(left, 1)
-    keys = tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + noise, MINUS_INF)
-    best_key, best, _ = largest(keys, tile, tile)
-    at = row * leftovers.stride + block
-    tl.store(leftovers.left + at, tl.sum(masses, 0))
-    tl.store(leftovers.keys + at, best_key)
-    tl.store(leftovers.best_tiles + at, best)
+from drawlot.kernels.triton.values import MINUS_INF, load_logits
 
 
 @triton.jit
@@ -38,8 +14,8 @@ def is_kept(x, ids, cut_value, cut_id):
 
 
 @triton.jit
-def law_of_row(judged, row):
-    """All that `weights_of` has to know of a row of an open request."""
+def law_of_row(judged, row, prefix):
+    """All that `weights_of` has to know of a row of an open request; prefix: P, float32."""
     return (
         tl.load(judged.lines + row),
         tl.load(judged.drafts + row),
@@ -48,10 +24,9 @@ def law_of_row(judged, row):
         tl.load(judged.cut_values + row),
         tl.load(judged.cut_ids + row),
         tl.load(judged.maxima + row),
-        # The difference first: scaled values would tie where logits do not.
-        tl.load(judged.scales + row) * LOG2_E,
-        1.0 / tl.load(judged.masses + row),
-        tl.load(judged.prefixes + row).to(tl.float32),
+        tl.load(judged.scales + row),
+        tl.load(judged.per_masses + row),
+        prefix,
     )
 
 
@@ -66,7 +41,7 @@ def weights_of(drafts, law, x, ids, mask):
             q = _sparse_law(drafts.sparse, line, ids, shift, factor, tl.zeros_like(x))
     elif drafts.q.logits is not None:
         # Triton's interpreter makes no mask of a single flag.
-        logits = load_logits(drafts.q, line, ids, mask & (ids < tl.where(line >= 0, LAST_ID, 0)))
+        logits = load_logits(drafts.q, line, ids, mask & (tl.zeros_like(ids) <= line))
         q = tl.where(line >= 0, tl.exp2((logits - shift) * LOG2_E) * factor, q)
     p = tl.where(is_kept(x, ids, cut_value, cut_id), tl.exp2((x - maximum) * scale) * per_mass, 0.0)
     left = p * prefix - q

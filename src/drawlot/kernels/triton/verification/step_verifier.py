@@ -29,12 +29,11 @@ from drawlot.kernels.triton.verification.arguments import (
 )
 from drawlot.kernels.triton.verification.laws import law_kernel
 from drawlot.kernels.triton.verification.scan import scan_step_kernel
-from drawlot.kernels.triton.verification.settle import settle_kernel, settle_open_kernel, settle_weighed_kernel
+from drawlot.kernels.triton.verification.weighed import settle_weighed_kernel, weigh_kernel
 from drawlot.kernels.triton.workspace import (
     ROOM,
     SCAN_TILES,
     SCAN_WARPS,
-    Workspace,
     num_multiprocessors,
     overlaps,
     tile_block,
@@ -43,10 +42,12 @@ from drawlot.outputs import LogitsRows, SparseDraftLogits
 
 WEIGH_TILES = 32
 """Tiles that a program weighs at a time"""
-WEIGHERS, OPEN_REGISTERS = 3, 80
-"""Programs a multiprocessor that weigh, and as many registers as let so many run at once"""
-LAW_WARPS, DRAW_WARPS, SETTLE_WARPS = 8, 8, 4
-"""Warps of a row's program, of one that draws for an open request, and of one that only looks what has been weighed"""
+TOGETHER, REGISTERS = 3, 80
+"""Programs of rows, or that weigh, on a multiprocessor, and as many registers as let so many run at once"""
+WEIGH_ROWS = 512
+"""Rows among which those to be weighed are looked for at a time"""
+LAW_WARPS, WEIGH_WARPS, SETTLE_WARPS = 8, 8, 4
+"""Warps of a row's program, of one that weighs, and of one that looks what has been weighed"""
 DRAW_TILES = 8
 """Tiles that a draw of what q leaves reads at a time"""
 
@@ -98,24 +99,21 @@ class _Memory(NamedTuple):
                 empty(integer, num_rows),
                 empty(integer, num_rows),
                 empty(integer, num_rows),
-                empty(double, num_rows),
+                empty(double, num_rows + num_drafts),
                 empty(double, num_rows),
                 empty(double, num_rows),
                 empty(integer, num_rows),
             ),
             Leftovers(
-                empty(integer, num_rows),
-                empty(integer, num_rows),
                 empty(integer, 1),
                 empty(single, num_rows, stride),
                 empty(double if wide else single, num_rows, stride),
                 empty(integer, num_rows, stride),
                 stride,
                 empty(double if wide else single, num_rows, width),
-                empty(double if wide else single, num_rows, width),
                 width,
             ),
-            Verdicts(empty(integer, num_reqs), empty(integer, num_reqs), empty(integer, num_reqs)),
+            Verdicts(empty(integer, num_reqs), empty(integer, num_reqs)),
             Verified(
                 empty(long, num_reqs, num_drafts + 1),
                 empty(integer, num_reqs),
@@ -135,8 +133,7 @@ class _Plan(NamedTuple):
     finish: list[Launch]
     """For requests with filters and those of `coupled`"""
     laws: Launch
-    settle: Launch
-    settle_open: list[Launch]
+    weighed: list[Launch]
     """For requests of `block` whose drafts have laws"""
     columns: Launch | None
 
@@ -222,8 +219,7 @@ class StepVerifier:
         for launch, finished_rows in zip(plan.finish, (plain, masked)):
             launch(n, finished_rows, packed_states)
         plan.laws(num_reqs * (self._num_drafts + 1), plain, step)
-        plan.settle(num_reqs, plain, step)
-        for launch in plan.settle_open:
+        for launch in plan.weighed:
             launch(num_reqs, plain, step)
         logprobs = None
         if plan.columns is not None and columns is not None:
@@ -337,7 +333,6 @@ class StepVerifier:
         follow = {**how, "launch_pdl": overlap}
         methods = self._methods
         shape = {"K": self._num_drafts, "COLUMNS": self._columns}
-        drawing = {**shape, "WIDE": wide, "T": work.tile_block, "ROOM": ROOM, "TILES": DRAW_TILES, **follow}
         scan = Launch(
             scan_step_kernel,
             lambda programs: programs,
@@ -364,46 +359,53 @@ class StepVerifier:
             methods,
             judged,
             leftovers,
+            verdicts,
             drawn,
             work.summary,
             verified,
             PARTS=triton.next_power_of_2(judged.parts),
+            OPEN=weighs,
             num_warps=LAW_WARPS,
-            **drawing,
+            maxnreg=REGISTERS,
+            WIDE=wide,
+            T=work.tile_block,
+            ROOM=ROOM,
+            TILES=DRAW_TILES,
+            **shape,
+            **follow,
         )
-        settling = methods, judged, leftovers, verdicts, work.summary, verified
         emitted = Drawn(verified.emitted, verified.status)
         return _Plan(
             scan,
             launches_of_draw(work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide)[1:] if finishes else [],
             laws,
-            Launch(settle_kernel, lambda num_reqs: num_reqs, *settling, num_warps=1, **shape, **follow),
-            self._launches_of_open(work, drawing) if weighs else [],
+            self._launches_of_weighed(shape, follow) if weighs else [],
             None if columns is None else launch_of_columns(work, steps._wanted, emitted, columns, steps._mode),
         )
 
-    def _launches_of_open(self, work: Workspace, constants: dict[str, Any]) -> list[Launch]:
-        """Settle open requests."""
+    def _launches_of_weighed(self, shape: dict[str, Any], follow: dict[str, Any]) -> list[Launch]:
+        """Weigh rows and settle their requests."""
         judged, leftovers, verdicts, verified, *_ = self._memory
         num_blocks = leftovers.stride
-        num_weighers = WEIGHERS * max(num_multiprocessors(self._methods.of_states.device), 1)
-        shape = {name: value for name, value in constants.items() if name not in ("T", "ROOM", "TILES")}
+        num_places = TOGETHER * max(num_multiprocessors(self._methods.of_states.device), 1)
+
+        def num_weighers(num_reqs: int) -> int:
+            # Where all find a place beside few rows, the kernel after them is set up early.
+            num_rows = num_reqs * (self._num_drafts + 1)
+            return num_places - num_rows if 3 * num_rows < num_places else num_places
+
         return [
             Launch(
-                settle_open_kernel,
-                lambda num_reqs: num_reqs + num_weighers,
-                work.lists,
+                weigh_kernel,
+                num_weighers,
                 judged,
                 leftovers,
-                verdicts,
-                work.summary,
-                verified,
-                num_weighers,
                 num_blocks,
-                WEIGHED=WEIGH_TILES,
-                num_warps=DRAW_WARPS,
-                maxnreg=OPEN_REGISTERS,
-                **constants,
+                TILES=WEIGH_TILES,
+                ROWS=WEIGH_ROWS,
+                num_warps=WEIGH_WARPS,
+                maxnreg=REGISTERS,
+                **follow,
             ),
             Launch(
                 settle_weighed_kernel,
@@ -413,8 +415,10 @@ class StepVerifier:
                 verdicts,
                 verified,
                 num_blocks,
+                WIDE=self._steps._wide,
                 BLOCKS=triton.next_power_of_2(num_blocks),
                 num_warps=SETTLE_WARPS,
                 **shape,
+                **follow,
             ),
         ]

@@ -11,6 +11,7 @@ from tests.test_triton_sampler import counted
 from tests.verification.cases import random_batch
 
 triton = pytest.importorskip("triton")
+step_verifier = pytest.importorskip("drawlot.kernels.triton.verification.step_verifier")
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter")
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -102,9 +103,40 @@ def test_a_step_leaves_nothing_behind_for_the_next() -> None:
         expected, got = exact(*given), fast(*given)
         assert not different(got, expected).any(), step
         assert torch.equal(got.status, expected.status)
+        # What programs on a GPU wait for: each request counts once, where there may be rows to be weighed.
+        assert fast._steps._memory.leftovers.settled.item() == (0 if step == 2 else len(counts))
         # The next step's outputs lie in the same memory.
         for part in (*got[:3], got.status):
             part.fill_(-7 if part.dtype != torch.uint8 else 77)
+
+
+def test_rows_to_be_weighed_are_looked_for_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Four rows at a time instead of 512, two tiles a block; many rows are weighed, one request has none at all.
+    monkeypatch.setattr(step_verifier, "WEIGH_ROWS", 4)
+    monkeypatch.setattr(step_verifier, "WEIGH_TILES", 2)
+    torch.manual_seed(3)
+    v, counts = 600, [4, 3, 4, 0, 4, 4]
+    filters = [{}, {}, {"top_k": 400, "top_p": 0.99}, {}, {"top_k": 20}, {}]
+    params = [SamplingParams(seed=r, **extra) for r, extra in enumerate(filters)]
+    fast, exact = verifiers(v, params, ["block"] * len(params))
+    weighed, accepted = 0, set()
+    for step in range(2):
+        q = torch.randn(len(counts), K, v)
+        rows, first = rows_of(torch.zeros(len(counts), K, dtype=torch.int64), counts), 0
+        logits = torch.randn(len(rows.positions), v)
+        for r, n in enumerate(counts):
+            # Of much the same laws, so that neither all nor none of the drafts are sure.
+            logits[first : first + n] = q[r, :n] + 0.3 * torch.randn(n, v)
+            first += n + 1
+        drafts = (q - torch.empty_like(q).exponential_().log_()).argmax(2)
+        drafts = torch.where(torch.arange(K) < torch.tensor(counts).unsqueeze(1), drafts, -1)
+        given = logits, rows_of(drafts, counts, 10 * step), drafts, q
+        expected, got = exact(*given), fast(*given)
+        assert not different(got, expected).any(), step
+        weighed += int(fast._steps._memory.judged.weighed[: len(logits)].sum())
+        accepted |= set(got.num_accepted.tolist())
+    assert weighed >= 3, weighed
+    assert len(accepted) >= 3, accepted
 
 
 def test_a_refused_draft_is_refused_once() -> None:

@@ -139,6 +139,22 @@ def test_rows_to_be_weighed_are_looked_for_everywhere(monkeypatch: pytest.Monkey
     assert len(accepted) >= 3, accepted
 
 
+def test_a_row_with_a_broken_law_is_not_sure() -> None:
+    # Each draft is likelier than its law says, so that all are accepted, but for where a law is broken.
+    fast, exact = verifiers(9, [SamplingParams(seed=r) for r in range(4)], ["block"] * 4)
+    torch.manual_seed(4)
+    logits, q = torch.zeros(20, 9), torch.zeros(4, K, 9)
+    drafts = torch.randint(0, 9, (4, K))
+    logits.view(4, K + 1, 9)[torch.arange(4).unsqueeze(1), torch.arange(K), drafts] = 2.0
+    for r in range(3):
+        q[1 + r, r] = torch.nan
+    given = logits, rows_of(drafts, [4] * 4), drafts, q
+    expected, got = exact(*given), fast(*given)
+    assert not different(got, expected).any()
+    assert got.num_accepted.tolist() == [4, *expected.num_accepted[1:].tolist()]
+    assert got.num_accepted[1:].max() < 4
+
+
 def test_a_refused_draft_is_refused_once() -> None:
     fast, _ = verifiers(300, [SamplingParams(temperature=0)], ["standard"])
     logits = torch.zeros(2, 300)

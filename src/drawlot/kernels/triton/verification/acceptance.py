@@ -56,8 +56,8 @@ def accepts(methods, method, temperature, column, draft, token, ratio, coin):
 def accept_block(judged, verified, first, num_rows, given, dense, K: tl.constexpr, COLUMNS: tl.constexpr):
     """Block verification of a request: how many drafts come before its first bad row, how many are accepted at least.
 
-    Stores P of each row, of the drafts before it, and which rows have to be weighed before more is known: of drafts
-    with laws (dense), since of a point mass all but the draft is left.
+    Stores P of each row, of the drafts before it, and which rows have to be weighed before more is known, where drafts
+    have laws (dense): of a point mass all but the draft is left.
     """
     column = tl.arange(0, COLUMNS)
     at, exists = first + column, column < num_rows
@@ -84,7 +84,7 @@ def accept_block(judged, verified, first, num_rows, given, dense, K: tl.constexp
         rest = left + 1 - prefix
         h = tl.where(column == n, prefix, tl.where(rest == 0, 1.0, left / rest))
         accepted = tl.max(tl.where(within & (coin < h), column, 0))
-    weighed = below & (column < n) & (column > accepted) & dense
+    weighed = below & (column < n) & (column > accepted)
     tl.store(judged.prefixes + at, prefix, mask=exists)
     tl.store(judged.weighed + at, weighed.to(tl.int32), mask=exists)
     return n, accepted

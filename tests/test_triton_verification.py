@@ -155,6 +155,21 @@ def test_a_row_with_a_broken_law_is_not_sure() -> None:
     assert got.num_accepted[1:].max() < 4
 
 
+def test_the_drafts_before_a_bad_row_are_the_last() -> None:
+    # Their P, below 1, decides by itself: what is left of a bad row is not asked for.
+    fast, exact = verifiers(9, [SamplingParams(seed=r) for r in range(6)], ["block"] * 6)
+    torch.manual_seed(5)
+    logits, q = torch.zeros(30, 9), torch.zeros(6, K, 9)
+    drafts = torch.randint(0, 9, (6, K))
+    q.scatter_(2, drafts.unsqueeze(2), 1.0)
+    logits[1::5, 3] = torch.nan
+    given = logits, rows_of(drafts, [4] * 6), drafts, q
+    expected, got = exact(*given), fast(*given)
+    assert not different(got, expected).any()
+    assert torch.equal(got.status, expected.status)
+    assert set(got.num_accepted.tolist()) == {0, 1}
+
+
 def test_a_refused_draft_is_refused_once() -> None:
     fast, _ = verifiers(300, [SamplingParams(temperature=0)], ["standard"])
     logits = torch.zeros(2, 300)

@@ -111,8 +111,8 @@ def test_a_step_leaves_nothing_behind_for_the_next() -> None:
 
 
 def test_rows_to_be_weighed_are_looked_for_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Eight rows at a time instead of 512, two tiles a block; one request has none at all.
-    monkeypatch.setattr(step_verifier, "WEIGH_ROWS", 8)
+    # Two rows at a time instead of 512, two tiles a block; one request has none at all.
+    monkeypatch.setattr(step_verifier, "WEIGH_ROWS", 2)
     monkeypatch.setattr(step_verifier, "WEIGH_TILES", 2)
     torch.manual_seed(3)
     v, counts = 600, [4, 3, 4, 0, 4, 4]
@@ -130,10 +130,13 @@ def test_rows_to_be_weighed_are_looked_for_everywhere(monkeypatch: pytest.Monkey
         first += n + 1
     drafts = torch.where(torch.arange(K) < torch.tensor(counts).unsqueeze(1), drafts, -1)
     given = logits, rows_of(drafts, counts), drafts, q
+    judged, leftovers = fast._steps._memory[:2]
+    leftovers.left.fill_(-1)
     expected, got = exact(*given), fast(*given)
     assert not different(got, expected).any()
-    weighed = fast._steps._memory.judged.weighed[: len(logits)] != 0
+    weighed = judged.weighed[: len(logits)] != 0
     assert weighed.sum() >= 8, weighed
+    assert ((leftovers.left[: len(logits), :3] >= 0).all(1) == weighed).all()
     assert len(set(got.num_accepted.tolist())) >= 3, got.num_accepted
 
 
@@ -166,6 +169,25 @@ def test_the_drafts_before_a_bad_row_are_the_last() -> None:
     assert not different(got, expected).any()
     assert torch.equal(got.status, expected.status)
     assert set(got.num_accepted.tolist()) == {0, 1}
+
+
+def test_temperatures_and_the_first_line_of_q() -> None:
+    # Of three tokens, the drafted one is too likely by q: what is left of the first row has none of it.
+    fast, exact = verifiers(
+        3, [SamplingParams(seed=r, temperature=t) for r, t in enumerate((3.0, 0.4))], ["standard"] * 2
+    )
+    counts, rejected = [1, 1], set()
+    for step in range(8):
+        drafts = torch.tensor([[step % 3, -1, -1, -1]] * 2)
+        q = torch.zeros(2, K, 3)
+        q[:, 0, step % 3] = 4.0
+        logits = torch.zeros(4, 3)
+        logits[[0, 2], step % 3] = 0.4
+        given = logits, rows_of(drafts, counts, 10 * step), drafts, q
+        expected, got = exact(*given), fast(*given)
+        assert not different(got, expected).any(), step
+        rejected |= set((got.num_accepted == 0).nonzero().flatten().tolist())
+    assert rejected == {0, 1}
 
 
 def test_a_refused_draft_is_refused_once() -> None:

@@ -5,7 +5,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawlot import InputError, LogitsRows, RejectionSampler, Sampler, SamplingParams, SparseDraftLogits, VerifierOutput
+from drawlot import (
+    InputError,
+    LogitsRows,
+    RejectionSampler,
+    RowStatus,
+    Sampler,
+    SamplingParams,
+    SparseDraftLogits,
+    VerifierOutput,
+)
 from tests.test_backends import same_logprobs
 from tests.test_triton_sampler import counted
 from tests.verification.cases import random_batch
@@ -171,18 +180,36 @@ def test_the_drafts_before_a_bad_row_are_the_last() -> None:
     assert set(got.num_accepted.tolist()) == {0, 1}
 
 
+def test_rows_after_the_last_request_are_skipped() -> None:
+    fast, exact = verifiers(9, [SamplingParams(seed=r) for r in range(5)], ["block"] * 5)
+    drafts, after = torch.zeros((5, K), dtype=torch.int64), 18
+    rows = rows_of(drafts, [0] * 5)
+    rows = rows._replace(
+        expanded_idx_mapping=torch.nn.functional.pad(rows.expanded_idx_mapping, (0, after), value=-1),
+        **{
+            name: torch.nn.functional.pad(getattr(rows, name), (0, after))
+            for name in ("local_positions", "positions", "input_ids")
+        },
+    )
+    given = torch.zeros(5 + after, 9), rows, drafts, torch.zeros(5, K, 9)
+    fast._steps._memory.verified.status.fill_(77)
+    expected, got = exact(*given), fast(*given)
+    assert not different(got, expected).any()
+    assert got.status.tolist() == expected.status.tolist() == [0] * 5 + [int(RowStatus.SKIPPED)] * after
+
+
 def test_temperatures_and_the_first_line_of_q() -> None:
-    # Of three tokens, the drafted one is too likely by q: what is left of the first row has none of it.
+    # Of three tokens, the drafted one is unlikely, and too likely by q: what is left of the first row has none of it.
     fast, exact = verifiers(
         3, [SamplingParams(seed=r, temperature=t) for r, t in enumerate((3.0, 0.4))], ["standard"] * 2
     )
     counts, rejected = [1, 1], set()
-    for step in range(8):
+    for step in range(12):
         drafts = torch.tensor([[step % 3, -1, -1, -1]] * 2)
         q = torch.zeros(2, K, 3)
         q[:, 0, step % 3] = 4.0
         logits = torch.zeros(4, 3)
-        logits[[0, 2], step % 3] = 0.4
+        logits[[0, 2], step % 3] = -1.0
         given = logits, rows_of(drafts, counts, 10 * step), drafts, q
         expected, got = exact(*given), fast(*given)
         assert not different(got, expected).any(), step

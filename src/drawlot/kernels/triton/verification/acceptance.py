@@ -84,7 +84,7 @@ def accept_block(judged, verified, first, num_rows, given, dense, K: tl.constexp
         rest = left + 1 - prefix
         h = tl.where(column == n, prefix, tl.where(rest == 0, 1.0, left / rest))
         accepted = tl.max(tl.where(within & (coin < h), column, 0))
-    weighed = below & (column > accepted)
+    weighed = below & (column < n) & (column > accepted)
     tl.store(judged.prefixes + at, prefix, mask=exists)
     tl.store(judged.weighed + at, weighed.to(tl.int32), mask=exists)
     return n, accepted

@@ -40,7 +40,7 @@ def sample_rows(
     drawn = Drawn(torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.uint8, device=device))
     columns = None if wanted is None else columns_of(wanted, n, device)
     if n:
-        rows, states = rows_of(logits, edits), _states(params)
+        rows, states = rows_of(logits, edits), _states(params, logits.shape[1])
         raw = wanted is not None and wanted.mode.startswith("raw")
         work = Workspace.of(n, rows.num_tiles, device, raw=raw)
         asked = None if wanted is None else wanted_of(wanted)
@@ -141,10 +141,11 @@ def launches_of_draw(
     ]
 
 
-def _states(params: RowParams) -> States:
-    """Tables of one request a row."""
+def _states(params: RowParams, vocab_size: int) -> States:
+    """Tables of one request a row; a top_k that keeps everything is off, as in `sampling.states.row_numbers`."""
     n = len(params.seed)
     floats = torch.stack((params.temperature, params.top_p, params.min_p))
-    ints = torch.stack((params.top_k, params.seed, params.choice))
+    top_k = params.top_k.masked_fill(params.top_k >= vocab_size, 0)
+    ints = torch.stack((top_k, params.seed, params.choice))
     index = torch.arange(n, device=floats.device)
     return States(floats, ints, n, index, params.position.contiguous(), params.row.contiguous())

@@ -14,8 +14,8 @@ def is_kept(x, ids, cut_value, cut_id):
 
 
 @triton.jit
-def law_of_row(judged, row, prefix):
-    """All that `weights_of` has to know of a row of an open request; prefix: P, float32."""
+def law_of_row(judged, row):
+    """All that `weights_of` has to know of a row of an open request."""
     return (
         tl.load(judged.lines + row),
         tl.load(judged.drafts + row),
@@ -26,7 +26,7 @@ def law_of_row(judged, row, prefix):
         tl.load(judged.maxima + row),
         tl.load(judged.scales + row),
         tl.load(judged.per_masses + row),
-        prefix,
+        tl.load(judged.prefixes + row).to(tl.float32),
     )
 
 

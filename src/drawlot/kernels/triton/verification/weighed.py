@@ -59,7 +59,7 @@ def _weigh_block(rows, drafts, judged, leftovers, row, block, TILES: tl.constexp
     ids, exists = ids_of(tile), tile < rows.num_tiles
     x = load_allowed(rows, tl.load(judged.refused + row), row, ids, exists[:, None])
     noise = tl.load(leftovers.noises + row * leftovers.width + tile, mask=exists, other=0.0)
-    law = law_of_row(judged, row, tl.load(judged.prefixes + row).to(tl.float32))
+    law = law_of_row(judged, row)
     _p, left = weights_of(drafts, law, x, ids, exists[:, None])
     masses = tl.sum(left, 1)
     keys = tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + noise, MINUS_INF)
@@ -119,7 +119,7 @@ def settle_weighed_kernel(
             rows,
             step.drafts,
             tl.load(judged.refused + row),
-            law_of_row(judged, row, tl.load(judged.prefixes + row).to(tl.float32)),
+            law_of_row(judged, row),
             temperature_of(step.states, state),
             row,
             step_key(step.states, state, first, accepted),

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import torch
 
@@ -13,6 +14,11 @@ from torch import Tensor
 
 from drawlot.kernels import reference, registry
 from drawlot.kernels.drafts import VerifiedRows
+
+if find_spec("triton") is not None and not torch.cuda.is_available():
+    from tests.quick_interpreter import prepare_once_a_launch
+
+    prepare_once_a_launch()
 
 
 @pytest.fixture

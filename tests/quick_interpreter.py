@@ -1,4 +1,4 @@
-"""Triton's interpreter prepares its language anew for each call of a function by another, half of all it does; here once a launch."""
+"""Triton's interpreter prepares its language for every function that another calls, half of all it does; here once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from triton.runtime import interpreter
 
 
 def prepare_once_a_launch() -> None:
-    """Puts what is said above in the place of the interpreter's own way."""
+    """A launch of a kernel prepares the language for all the functions it calls."""
     if not hasattr(interpreter, "_LangPatchScope"):
         return
     prepare: Callable[[Any], Any] = interpreter._patch_lang

@@ -62,7 +62,8 @@ def test_equals_the_flat_path(make_decoding, expected, monkeypatch):
     launched = count_ahead(engine, monkeypatch)
     outputs = run(engine, MIXED)
     assert tokens(outputs) == tokens(expected)
-    assert [logprobs(output) for output in outputs] == [pytest.approx(logprobs(o), abs=1e-5) for o in expected]
+    # As all logprobs through the engine: on some CPUs products of other shapes differ by more than 1e-5.
+    assert [logprobs(output) for output in outputs] == [pytest.approx(logprobs(o), abs=1e-4) for o in expected]
     assert sum(launched) >= 10
 
 

@@ -41,8 +41,10 @@ def law(given: Given) -> Law:
         # Of `standard` all coins before a rejection are low, of `block` the last low one decides alone.
         coins = np.full((requests, k), _HIGH)
         coins[:, :count] = _LOW
-        with tossed(coins), _heard(accept, weights, args[2].numpy(), count):
-            verify_rows(given)
+        with tossed(coins), _heard(accept, weights, args[2].numpy(), count) as winners:
+            output = verify_rows(given)
+        for r in np.flatnonzero(output.num_accepted.numpy() == count):
+            assert int(output.sampled_token_ids[r, count]) == winners.get(r, -1), "a token that another row has drawn"
     if Method.BLOCK in verifier._methods.in_use():
         # One high coin, the last: whatever can be compared is weighed.
         coins = np.full((requests, k), _LOW)
@@ -65,10 +67,10 @@ def tossed(coins: Numbers) -> Iterator[None]:
 
 
 @contextmanager
-def _heard(accept: Numbers, weights: Numbers, drafts: NDArray[np.int64], rejecting: int) -> Iterator[None]:
-    """Writes down thresholds of `standard`, and what rows `rejecting` draw from at last."""
+def _heard(accept: Numbers, weights: Numbers, drafts: NDArray[np.int64], rejecting: int) -> Iterator[dict[int, int]]:
+    """Writes down thresholds of `standard`, and what rows `rejecting` draw from at last; the tokens they draw."""
     tossing, by_coin, of_range, of_list = laws.coin_of, laws.accepts, draw.race_of_range, draw.race
-    now = [0]
+    now, winners = [0], dict[int, int]()
 
     def coin_of(key: Any, wide: Any) -> Any:
         now[0] = _number(key[0])
@@ -82,23 +84,26 @@ def _heard(accept: Numbers, weights: Numbers, drafts: NDArray[np.int64], rejecti
             accept[now[0], j] = min(ratio.handle.data.item(), 1)
         return by_coin(methods, method, temperature, column, draft, token, ratio, coin)
 
-    def put(ids: NDArray[np.int64], z: Any, key: Any, stream: Any) -> None:
+    def put(ids: NDArray[np.int64], z: Any, key: Any, stream: Any, winner: Any) -> None:
         if _number(stream) in _TOKENS and _number(key[3]) == rejecting:
             live = ids < weights.shape[2]
             weights[_number(key[0]), _number(key[3]), ids[live]] = np.exp(z.handle.data[live].astype(np.float64))
+            winners[_number(key[0])] = _number(winner)
 
     def race_of_range(first: Any, z: Any, key: Any, stream: Any, n: Any, wide: Any) -> Any:
-        put(np.arange(z.handle.data.size), z, key, stream)
-        return of_range(first, z, key, stream, n, wide)
+        winner = of_range(first, z, key, stream, n, wide)
+        put(np.arange(z.handle.data.size), z, key, stream, winner)
+        return winner
 
     def race(ids: Any, z: Any, payload: Any, key: Any, stream: Any, wide: Any) -> Any:
-        put(ids.handle.data, z, key, stream)
-        return of_list(ids, z, payload, key, stream, wide)
+        winner = of_list(ids, z, payload, key, stream, wide)
+        put(ids.handle.data, z, key, stream, winner[0])
+        return winner
 
     with ExitStack() as patches:
         for module, heard in ((laws, coin_of), (laws, accepts), (draw, race_of_range), (draw, race)):
             patches.enter_context(mock.patch.object(module, heard.__name__, heard))
-        yield
+        yield winners
 
 
 @contextmanager

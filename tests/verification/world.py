@@ -50,6 +50,9 @@ class World:
     """What a grammar forbids, indices of live ids; drafts of it are refused"""
     stops: Callable[[Prefix], bool] = field(default=lambda _: False)
     """After which drafts there is none"""
+    device: str = "cpu"
+    wide: bool = False
+    """Float64 noise"""
 
     @property
     def v(self) -> int:
@@ -99,7 +102,9 @@ class World:
 
     def verifier(self, backend: str, drafts: list[Prefix], context: Prefix) -> tuple[RejectionSampler, list[object]]:
         """A verifier, and what it is given for one request a tuple of drafts, with the request's index as its seed."""
-        sampler = Sampler(len(drafts) + 1, self.vocab_size, backend=backend)
+        sampler = Sampler(
+            len(drafts) + 1, self.vocab_size, device=self.device, backend=backend, use_fp64_gumbel=self.wide
+        )
         verifier = RejectionSampler(
             sampler, num_speculative_tokens=self.k, method=self.method, synthetic_rates=[0.5] * self.k
         )
@@ -121,7 +126,7 @@ class World:
             for j, i in enumerate(tokens):
                 draft_ids[r, j] = refused(self.ids[i]) if i in self.refused else self.ids[i]
         columns = torch.arange(self.k + 1).repeat(len(drafts))
-        logits_rows = LogitsRows(
+        fields = (
             state_rows,
             state_rows.repeat_interleave(self.k + 1),
             columns,
@@ -129,14 +134,15 @@ class World:
             torch.tensor(inputs),
             torch.arange(len(drafts) + 1, dtype=torch.int32) * (self.k + 1),
         )
+        logits_rows = LogitsRows(*(field.to(self.device) for field in fields))
         logits, bitmask = torch.from_numpy(np.stack(rows)), None
         if self.refused:
             allowed = np.ones(-(-self.vocab_size // 32) * 32, np.uint8)
             allowed[self._tokens(self.refused)] = 0
             words = np.packbits(allowed, bitorder="little").view(np.int32)
-            bitmask = torch.from_numpy(np.tile(words, (len(logits), 1)))
-        q, lse = self._known_of_q(torch.from_numpy(lines))
-        return verifier, [logits, logits_rows, draft_ids, q, lse, bitmask]
+            bitmask = torch.from_numpy(np.tile(words, (len(logits), 1))).to(self.device)
+        q, lse = self._known_of_q(torch.from_numpy(lines).to(self.device))
+        return verifier, [logits.to(self.device), logits_rows, draft_ids.to(self.device), q, lse, bitmask]
 
     def _known_of_q(self, dense: Tensor) -> tuple[object, Tensor | None]:
         if self.form == "point":
@@ -309,6 +315,8 @@ def tables(kind: str, v: int, seed: int) -> tuple[Callable[[Prefix], Numbers], C
                 keep = x[i := random.integers(v)]
                 x[:] = -np.inf
                 x[i] = keep
+        elif kind == "few":
+            q[random.permutation(v)[2:]] = -np.inf
         elif kind == "ties":
             p, q = random.integers(0, 2, (2, v)).astype(np.float64)
         elif kind == "opposite":

@@ -1,0 +1,331 @@
+"""Wrong Triton kernels of verification, each a few characters away from the right ones, and worlds that show them."""
+
+import inspect
+import linecache
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+from drawlot.kernels.triton import values
+from drawlot.kernels.triton.verification import acceptance, draw, judge, laws, leftover, requests, settle, weighed
+
+
+class KernelMutant(NamedTuple):
+    """Puts `new` in the place of `old`, which stands once in the source of a function that kernels call."""
+
+    name: str
+    function: Any
+    old: str
+    new: str
+    world: str = "standard"
+    """One of `test_triton_law`"""
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """Whoever calls the function calls the mutant."""
+        right = self.function.fn
+        source = inspect.getsource(right)
+        assert source.count(self.old) == 1, (self.name, source.count(self.old))
+        # Triton reads the source again, by the name of its file.
+        source, place, names = source.replace(self.old, self.new), f"<{self.name}>", dict[str, Any]()
+        linecache.cache[place] = len(source), None, source.splitlines(keepends=True), place
+        exec(compile(source, place, "exec"), right.__globals__, names)
+        modules = [module for name, module in sys.modules.items() if name.startswith("drawlot.kernels.triton.")]
+        with ExitStack() as patches:
+            for module in modules:
+                for name, value in list(vars(module).items()):
+                    if value is self.function:
+                        patches.enter_context(mock.patch.object(module, name, names[right.__name__]))
+            yield
+
+
+OF_STANDARD = [
+    KernelMutant("coin above", acceptance.accepts, "coin < threshold", "coin > threshold"),
+    KernelMutant("all or nothing", acceptance.accepts, "ratio > 1, 1.0, ratio", "ratio > 1, 1.0, ratio * 0"),
+    KernelMutant("root of the ratio", acceptance.accepts, "ratio > 1, 1.0, ratio)", "ratio > 1, 1.0, tl.sqrt(ratio))"),
+    KernelMutant("q is one", acceptance.ratio_of_draft, "(mass.to(tl.float64) * q)", "mass.to(tl.float64)"),
+    KernelMutant("p without its mass", acceptance.ratio_of_draft, "(mass.to(tl.float64) * q)", "q"),
+    KernelMutant(
+        "ratio upside down",
+        acceptance.ratio_of_draft,
+        "1.0, weight) / (mass.to(tl.float64) * q)",
+        "1.0, mass.to(tl.float64) * q) / weight",
+    ),
+    KernelMutant("impossible drafts pass", acceptance.ratio_of_draft, "is_zero, 0.0,", "is_zero, 1.0,", "zeros"),
+    KernelMutant(
+        "draft of the row before",
+        judge.judge_row,
+        "tl.arange(0, COLUMNS) == column, tokens",
+        "tl.arange(0, COLUMNS) == tl.maximum(column - 1, 0), tokens",
+        "two drafts",
+    ),
+    KernelMutant(
+        "q of the first draft",
+        judge.judge_row,
+        "state * drafts.lines + column, -1",
+        "state * drafts.lines, -1",
+        "two drafts",
+    ),
+    KernelMutant(
+        "q of another request",
+        judge.judge_row,
+        "state * drafts.lines + column, -1",
+        "request * drafts.lines + column, -1",
+    ),
+    KernelMutant(
+        "q at the draft without its factor",
+        laws._finish_draft_law,
+        "q = tl.exp(q - shift) * factor",
+        "q = tl.exp(q - shift)",
+    ),
+    KernelMutant(
+        "coins of the first row for all",
+        laws.law_kernel,
+        "coin_of(key, WIDE)",
+        "coin_of((key[0], key[1], key[2], key[3] * 0), WIDE)",
+        "two drafts",
+    ),
+    KernelMutant(
+        "counts all that pass",
+        settle.settle,
+        "tl.min(tl.where((column < n) & hit, n, column))",
+        "tl.sum(((column < n) & hit).to(tl.int32))",
+        "two drafts",
+    ),
+    KernelMutant(
+        "one fewer is accepted",
+        settle.settle,
+        "tl.min(tl.where((column < n) & hit, n, column))",
+        "tl.maximum(tl.min(tl.where((column < n) & hit, n, column)) - 1, 0)",
+    ),
+    KernelMutant(
+        "token of the row after",
+        settle.settle,
+        "tl.where((column == accepted) & (status == 0), own, -1)",
+        "tl.where((column == tl.minimum(accepted + 1, n)) & (status == 0), own, -1)",
+        "two drafts",
+    ),
+    KernelMutant("residual without q", leftover.weights_of, "p * prefix - q", "p * prefix"),
+    KernelMutant("residual of both sides", leftover.weights_of, "tl.where(left <= 0, 0.0, left)", "tl.abs(left)"),
+    KernelMutant("residual of twice p", leftover.weights_of, "left = p * prefix", "left = 2 * p * prefix"),
+    KernelMutant(
+        "residual of q without its factor",
+        leftover.weights_of,
+        "tl.exp2((logits - shift) * LOG2_E) * factor",
+        "tl.exp2((logits - shift) * LOG2_E)",
+    ),
+    KernelMutant(
+        "residual of the first line of q",
+        leftover.weights_of,
+        "load_logits(drafts.q, line, ids",
+        "load_logits(drafts.q, line * 0 + drafts.lines, ids",
+        "two drafts",
+    ),
+    KernelMutant("no residual", draw.draw_from_tile, "tl.where(from_q, log_left, z)", "tl.where(from_q, z, z)"),
+]
+OF_FORMS = [
+    KernelMutant("point mass is not left out", draw.draw_from_tile, "& (ids != without)", "& (ids >= 0)", "point"),
+    KernelMutant(
+        "point mass of the token after",
+        laws.law_kernel,
+        "residual & (line < 0), draft, -1)",
+        "residual & (line < 0), draft + 1, -1)",
+        "point",
+    ),
+    KernelMutant(
+        "half a point mass", leftover.weights_of, "ids == draft, 1.0, 0.0", "ids == draft, 0.1, 0.0", "filtered point"
+    ),
+    KernelMutant(
+        "few tokens: q of the token before",
+        leftover._sparse_law,
+        "tl.where(ids == token",
+        "tl.where(ids == token + 1",
+        "sparse",
+    ),
+    KernelMutant(
+        "few tokens: without the sum",
+        leftover._sparse_law,
+        "tl.exp2((x - shift) * LOG2_E) * factor",
+        "tl.exp2((x - shift) * LOG2_E)",
+        "sparse",
+    ),
+    KernelMutant(
+        "few tokens: at the draft without the sum",
+        judge._put_draft_law,
+        "tl.exp(at_draft.to(tl.float64) - shift) * factor",
+        "tl.exp(at_draft.to(tl.float64) - shift)",
+        "sparse",
+    ),
+    KernelMutant(
+        "few tokens: q of what is not listed",
+        judge._put_draft_law,
+        "tl.where(of_draft > 0, at_draft, 0.0)",
+        "at_draft * 0 + 1",
+        "sparse",
+    ),
+    KernelMutant(
+        "log-sum-exp of the first draft",
+        judge._put_draft_law,
+        "state * K + (line - state * drafts.lines)",
+        "state * K",
+        "log-sum-exp",
+    ),
+]
+OF_PARAMETERS = [
+    KernelMutant("ratio without temperature", acceptance.ratio_of_draft, "* per_temperature", "* 1.0", "warm"),
+    KernelMutant(
+        "residual without temperature", leftover.weights_of, "(x - maximum) * scale", "(x - maximum) * LOG2_E", "warm"
+    ),
+    KernelMutant(
+        "filtered drafts pass",
+        acceptance.ratio_of_draft,
+        "is_kept(x, draft, cut_value, cut_id) & (draft >= 0)",
+        "(draft >= 0)",
+        "filtered",
+    ),
+    KernelMutant(
+        "no residual of listed tokens",
+        draw.draw_from_list,
+        "tl.where(residual, tl.log(tl.where(left > 0",
+        "tl.where(residual & False, tl.log(tl.where(left > 0",
+        "filtered",
+    ),
+    KernelMutant(
+        "mass of what no filter drops",
+        laws._law_of_finish,
+        "tl.exp(tl.load(summary.floats + summary.num_rows",
+        "2 * tl.exp(tl.load(summary.floats + summary.num_rows",
+        "filtered",
+    ),
+    KernelMutant(
+        "penalties without drafts",
+        values._with_drafts,
+        "while back < num_drafts",
+        "while back < num_drafts * 0",
+        "penalised",
+    ),
+    KernelMutant(
+        "penalties without the last draft",
+        values._with_drafts,
+        "while back < num_drafts",
+        "while back < num_drafts - 1",
+        "penalised",
+    ),
+    KernelMutant("refused drafts are padding", requests.load_drafts, "token == -1", "token < 0", "refused"),
+    KernelMutant(
+        "padding is a draft", requests.load_drafts, "token == -1, column, K", "token == -1, K, K", "early end"
+    ),
+]
+OF_BLOCK = [
+    KernelMutant(
+        "block: P above one",
+        acceptance.accept_block,
+        "product > 1, 1.0, product",
+        "product > 1, product, product",
+        "block of two",
+    ),
+    KernelMutant(
+        "block: P of the row before", acceptance.accept_block, "column == j + 1, last", "column == j, last", "block"
+    ),
+    KernelMutant(
+        "block: the ratio alone",
+        acceptance.accept_block,
+        "product = last * tl.load",
+        "product = 1.0 * tl.load",
+        "block",
+    ),
+    KernelMutant(
+        "block: coins of the row itself", acceptance.accept_block, "judged.coins + at - 1", "judged.coins + at", "block"
+    ),
+    KernelMutant("block: accepted by P alone", acceptance.accept_block, "(prefix == 1)", "(prefix >= 0)", "block"),
+    KernelMutant("block: P = 1 is not sure", acceptance.accept_block, "((column == n) | ", "((column < 0) | ", "block"),
+    KernelMutant(
+        "block: nothing is weighed",
+        acceptance.accept_block,
+        "weighed = below & (column < n)",
+        "weighed = below & (column < 0)",
+        "block",
+    ),
+    KernelMutant(
+        "block: the first that is accepted",
+        acceptance.accept_block,
+        "accepted = tl.max(tl.where(within & (coin < h), column, 0))",
+        "accepted = tl.sum((within & (coin < h)).to(tl.int32))",
+        "block point",
+    ),
+    KernelMutant(
+        "block: what the draft has is left",
+        acceptance.accept_block,
+        "prefix * (1 - ratio)",
+        "prefix * ratio",
+        "block point",
+    ),
+    KernelMutant(
+        "block: all is left", acceptance.accept_block, "rest = left + 1 - prefix", "rest = left + 1", "block point"
+    ),
+    KernelMutant(
+        "block: all is left of a weighed row",
+        weighed.settle_weighed_kernel,
+        "rest = left + 1 - prefix",
+        "rest = left + 1",
+        "block",
+    ),
+    KernelMutant(
+        "block: weighed rows by P",
+        weighed.settle_weighed_kernel,
+        "tl.where(rest == 0, 1.0, left / rest)",
+        "prefix",
+        "block",
+    ),
+    KernelMutant(
+        "block: weighed rows are not accepted",
+        weighed.settle_weighed_kernel,
+        "tl.where(weighed & (coin < h)",
+        "tl.where(weighed & (coin < -1)",
+        "block",
+    ),
+    KernelMutant(
+        "block: weighed rows toss another coin",
+        weighed.settle_weighed_kernel,
+        "judged.coins + at - 1",
+        "judged.coins + at",
+        "block",
+    ),
+    KernelMutant(
+        "block: token of the lowest row",
+        weighed.settle_weighed_kernel,
+        "row = first + accepted",
+        "row = first + lowest",
+        "block",
+    ),
+    KernelMutant(
+        "block: residual of the row alone",
+        leftover.law_of_row,
+        "judged.prefixes + row",
+        "judged.prefixes + row * 0",
+        "block",
+    ),
+    KernelMutant(
+        "block: residual of the row before",
+        weighed.settle_weighed_kernel,
+        "law_of_row(judged, row)",
+        "law_of_row(judged, row - 1)",
+        "block",
+    ),
+]
+# A coin next to a threshold shows it, a law does not.
+INCLUSIVE = KernelMutant("inclusive comparison", acceptance.accepts, "coin < threshold", "coin <= threshold")
+# The same verification in other words: nothing may kill it.
+THE_SAME = [
+    KernelMutant("equal: thresholds above one", acceptance.accepts, "ratio > 1, 1.0, ratio", "ratio > 2, 1.0, ratio"),
+    KernelMutant("equal: more is weighed", acceptance.accept_block, "weighed = below &", "weighed = within &", "block"),
+    KernelMutant(
+        "equal: residual by half",
+        leftover.weights_of,
+        "tl.where(left <= 0, 0.0, left)",
+        "tl.where(left <= 0, 0.0, left) / 2",
+    ),
+]
+ALL = [*OF_STANDARD, *OF_FORMS, *OF_PARAMETERS, *OF_BLOCK]

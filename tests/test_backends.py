@@ -163,13 +163,13 @@ def test_edits_of_one_chunk_leave_the_other_chunks_alone() -> None:
         assert torch.equal(sample(logits[one], params[one], positions=positions[one]).token_ids, together[one])
 
 
-def test_auto_is_torch_for_drafts_where_the_best_backend_does_not_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_one_of_our_own_for_drafts_where_what_it_names_does_not_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cpu")
     assert registry.name_that_drafts("auto", device) == "auto"
-    alone = registry.get_backend("torch", device)._replace(name="triton", drafting=None)
-    monkeypatch.setattr(registry, "own_backend", lambda on: alone)
+    alone = registry.get_backend("torch", device)._replace(name="flashinfer", drafting=None)
+    monkeypatch.setattr(registry, "get_backend", lambda name, on: alone)
     assert registry.name_that_drafts("auto", device) == "torch"
-    assert registry.name_that_drafts("triton", device) == "triton"
+    assert registry.name_that_drafts("flashinfer", device) == "flashinfer"
 
 
 @pytest.mark.parametrize("params", [SamplingParams(seed=1), SamplingParams(seed=1, top_k=20)])

@@ -146,7 +146,7 @@ def verify(
         method: standard, block or coupled, one or one a request.
         logprobs_mode: raw_logprobs, processed_logprobs, raw_logits or processed_logits.
         use_fp64_gumbel: Draw with float64 noise: its own stream of tokens.
-        backend: auto, reference, torch, or triton without `draft_params`.
+        backend: auto, reference, torch or triton.
 
     Returns:
         Tokens and their numbers; status and logprobs of all R (K + 1) rows.

@@ -1,7 +1,10 @@
 """Loads what drafts for a target, and puts it on the engine's cache and sampler."""
 
+import logging
 from dataclasses import replace
 from typing import Any, NamedTuple
+
+import torch
 
 from drawlot.assets import resolve
 from drawlot.engine.adapters.loading import LoadedModel, load
@@ -22,6 +25,7 @@ from drawlot.speculators.interface import Speculator
 from drawlot.speculators.ngram import Ngram
 from drawlot.verification import DraftSampler, RejectionSampler
 
+logger = logging.getLogger("drawlot")
 _MODEL = "speculative_config.model"
 
 
@@ -79,22 +83,35 @@ def build(drafter: Drafter, target: PagedModel, cache: KVCache, sampler: Sampler
         method=speculative.rejection_sample_method,
         synthetic_rates=speculative.synthetic_acceptance_rates,
     )
-    return Drafting(_speculator(drafter, target, cache, sampler), verifier)
+    config, draws = target.config, _draws(speculative, sampler)
+    if config.device.type == "cuda" and not config.enforce_eager:
+        logger.info("compiling the verifier's kernels; it takes a minute where it was never done before")
+        logits = torch.zeros((2, sampler.vocab_size), dtype=config.dtype, device=config.device)
+        laws = (None, None) if draws is None else (draws.draft_logits, draws.draft_lse)
+        verifier.warm_up(logits, *laws)
+    return Drafting(_speculator(drafter, target, cache, draws), verifier)
 
 
-def _speculator(drafter: Drafter, target: PagedModel, cache: KVCache, sampler: Sampler) -> Speculator:
-    speculative, config = drafter.speculative, target.config
-    count = speculative.num_speculative_tokens
-    if speculative.prompt_lookup_min is not None and speculative.prompt_lookup_max is not None:
-        lookup = speculative.prompt_lookup_min, speculative.prompt_lookup_max
-        return Ngram(config.max_num_seqs, count, *lookup, config.device)
-    drafts = DraftSampler(
+def _draws(speculative: SpeculativeConfig, sampler: Sampler) -> DraftSampler | None:
+    """None for drafts that nobody draws."""
+    if speculative.method == "ngram":
+        return None
+    return DraftSampler(
         sampler,
-        num_speculative_tokens=count,
+        num_speculative_tokens=speculative.num_speculative_tokens,
         greedy=speculative.draft_sample_method == "greedy",
         filters=bool(speculative.draft_filters),
         coupled=speculative.rejection_sample_method == "coupled",
     )
+
+
+def _speculator(drafter: Drafter, target: PagedModel, cache: KVCache, drafts: DraftSampler | None) -> Speculator:
+    speculative, config = drafter.speculative, target.config
+    if drafts is None:
+        assert speculative.prompt_lookup_min is not None
+        assert speculative.prompt_lookup_max is not None
+        lookup = speculative.prompt_lookup_min, speculative.prompt_lookup_max
+        return Ngram(config.max_num_seqs, speculative.num_speculative_tokens, *lookup, config.device)
     if drafter.head is not None:
         target.keep_hidden_states()
         return Eagle(PagedHead(drafter.head, target, cache), drafts)

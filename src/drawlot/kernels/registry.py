@@ -67,7 +67,7 @@ class Backend(NamedTuple):
     step_sampler: type[StepSampler] | None = None
     """Where a backend keeps requests in tables of its own: what draws for them"""
     drafting: Drafting | None = None
-    """None: the backend has none of these; it may verify by tables of its own"""
+    """Of a backend that verifies by tables of its own, torch's: their draws of drafts; None: it has none"""
 
     def sampler_of(self, facts: Callable[[], BatchFacts]) -> SampleRows:
         """What samples a batch; its facts are asked for only where they matter."""
@@ -80,7 +80,7 @@ class Backend(NamedTuple):
             BackendError: The backend does not.
         """
         if self.drafting is None:
-            raise BackendError(f"backend {self.name!r}: does not draft by itself; torch and reference do")
+            raise BackendError(f"backend {self.name!r}: does not draft; torch, triton and reference do")
         return self.drafting
 
 
@@ -123,13 +123,14 @@ def get_backend(name: str, on: device) -> Backend:
 
 
 def name_that_drafts(name: str, on: device) -> str:
-    """The same name, but "torch" for an "auto" that means a backend which does not draft by itself; logged once."""
+    """The same name, but the best of drawlot's own for an "auto" that means one which does not draft; logged once."""
     if name != "auto" or get_backend(name, on).drafting is not None:
         return name
+    own = own_backend(on).name
     if "drafts" not in _logged:
         _logged.add("drafts")
-        logger.info("backend auto: torch on %s, for drafts", on)
-    return "torch"
+        logger.info("backend auto: %s on %s, for drafts", own, on)
+    return own
 
 
 def own_backend(on: device) -> Backend:
@@ -141,7 +142,8 @@ def own_backend(on: device) -> Backend:
 @cache
 def _load(name: str) -> Backend:
     module = import_module(f"drawlot.kernels.{name}")
-    drafting = None
+    step_sampler = getattr(module, "StepSampler", None)
+    drafting = None if step_sampler is None else _load("torch").drafting
     if hasattr(module, "verify_rows"):
         rows, weights = module.sample_rows, module.log_weights
         draw_drafts = getattr(module, "draw_drafts", None) or drawn_apart(rows, weights)
@@ -151,6 +153,6 @@ def _load(name: str) -> Backend:
         module.sample_rows,
         module.logprobs_of,
         getattr(module, "for_batch", None),
-        getattr(module, "StepSampler", None),
+        step_sampler,
         drafting,
     )

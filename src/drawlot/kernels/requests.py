@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor, device
 
-from drawlot.kernels.inputs import SampledRows
+from drawlot.kernels.inputs import RowParams, SampledRows
 from drawlot.outputs import LogitsRows
 
 
@@ -71,6 +71,9 @@ class StepSampler(Protocol):
 
     def warm_up(self, logits: Tensor, bitmask: Tensor | None) -> None:
         """Compile all that steps with such logits, and with and without the bitmask, need; no request is alive."""
+
+    def row_params(self, state_rows: Tensor, positions: Tensor) -> RowParams:
+        """The parameters of requests int64 [N] (-1 reads row 0) at positions int64 [N]."""
 
     def sample(self, logits: Tensor, rows: LogitsRows, bitmask: Tensor | None) -> SampledRows:
         """Draw a token for each row of logits [N, >= V]; the next call may overwrite what is returned."""

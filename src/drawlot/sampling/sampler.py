@@ -182,7 +182,9 @@ class Sampler:
         return params, self._edits.build(rows, allowed_bitmask), self._logprobs.wanted(which)
 
     def row_params(self, state_rows: Tensor, positions: Tensor) -> RowParams:
-        """The parameters of requests int64 [N] (-1 reads row 0) at positions int64 [N]; backends as for `inputs_of`."""
+        """The parameters of requests int64 [N] (-1 reads row 0) at positions int64 [N]."""
+        if self._steps is not None:
+            return self._steps.row_params(state_rows, positions)
         return self._numbers.gather(state_rows, positions)
 
     def owns(self, req_idx: int) -> bool:

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from drawlot.errors import InputError
-from drawlot.kernels.inputs import TILE, LogprobsWanted, SampledRows
+from drawlot.kernels.inputs import TILE, LogprobsWanted, RowParams, SampledRows
 from drawlot.kernels.requests import Request, RequestEdits
 from drawlot.kernels.triton.all_tokens import put_many_top_tokens
 from drawlot.kernels.triton.arguments import Columns, Drawn, Rows, States, Wanted
@@ -96,6 +96,13 @@ class StepSampler:
         # Whole rows put in order take much memory, which every capture would keep.
         many = max(self._num_top.values(), default=0) > ROOM
         return None if many else (self._plan().serial, self._edits.capture_key)
+
+    def row_params(self, state_rows: Tensor, positions: Tensor) -> RowParams:
+        """The parameters of requests, once their writes are applied."""
+        index = state_rows.clamp(min=0)
+        temperature, top_p, min_p = self._floats[:, index]
+        top_k, seed, choice = self._ints[:3, index]
+        return RowParams(temperature, top_k, top_p, min_p, seed, positions, choice, torch.zeros_like(positions))
 
     def sample(self, logits: Tensor, rows: LogitsRows, bitmask: Tensor | None) -> SampledRows:
         """Draw a token for each row of logits [N, >= V]; the next call overwrites what is returned."""

@@ -276,7 +276,9 @@ class Driver:
 class Kernel:
     function, packed_metadata = 0, ()
     def __init__(self, name): self.name = name
-    def run(self, *args): launched.append(self.name)
+    def run(self, *args):
+        launched.append(self.name)
+        compiled_before.append(len(compiled))
 
 def compile(self, key, *args, **kwargs):
     compiled.append(self.fn.__name__)
@@ -284,7 +286,7 @@ def compile(self, key, *args, **kwargs):
 
 driver.set_active(Driver())
 JITFunction._do_compile = compile
-compiled, launched = [], []
+compiled, launched, compiled_before = [], [], []
 
 from drawlot import LogitsRows, Sampler, SamplingParams
 from drawlot.kernels import registry
@@ -315,7 +317,7 @@ for i in range(60):
     sampler.commit(columns[0], torch.zeros(n, 1 + i % 3, dtype=torch.int64), columns[1])
     if i % 4 == 3:
         sampler.remove_request(i)
-print(warm, len(compiled) - warm, len(launched))
+print(warm, len(compiled) - warm, len(launched), compiled_before[0])
 """
 
 
@@ -328,9 +330,11 @@ def counted(script: str) -> list[int]:
 
 
 def test_nothing_is_compiled_after_the_warm_up() -> None:
-    warm, later, launched = counted(COMPILATIONS)
+    warm, later, launched, before = counted(COMPILATIONS)
     # The scan in eight forms, whole rows in twelve, the finish in as many for few and for many rows, columns in four;
     # bad words, commit and writes.
     assert 48 < warm < 62
     assert later == 0
     assert launched > 200
+    # At once, by all processors, before anything runs.
+    assert before == warm

@@ -94,14 +94,25 @@ class RejectionSampler:
         if len(target_logits) < 2:
             raise InputError(f"target_logits: warm_up needs at least 2 rows; got {len(target_logits)}")
         self.sampler.warm_up(target_logits, allowed_bitmask)
-        if self._steps is None:
-            return
+        if self._steps is not None:
+            with self._steps.compiling_ahead():
+                self._run_all(target_logits, draft_logits, draft_lse, allowed_bitmask)
+            self._run_all(target_logits, draft_logits, draft_lse, allowed_bitmask)
+
+    def _run_all(
+        self,
+        target_logits: Tensor,
+        draft_logits: Tensor | SparseDraftLogits | None,
+        draft_lse: Tensor | None,
+        allowed_bitmask: Tensor | None,
+    ) -> None:
+        """Steps with every launch that a step may have."""
         device = target_logits.device
         zero, zeros, both = (torch.tensor(ids, device=device) for ids in ([0], [0, 0], [0, 1]))
         rows = LogitsRows(zero, zeros, both, both, zeros, torch.tensor([0, 2], dtype=torch.int32, device=device))
         drafts = torch.full((1, self.num_speculative_tokens), PADDING, device=device)
         drafts[0, 0] = 0
-        # With every launch that a step may have: a filter asks for the finish, `block` settles in its own way.
+        # A filter asks for the finish, `block` settles in its own way.
         for method, logprobs, penalty in product(("standard", "block"), (None, 0), (0.0, 1.0)):
             self.sampler.add_request(0, SamplingParams(top_k=1, logprobs=logprobs, presence_penalty=penalty), [0])
             self.set_method(0, method)

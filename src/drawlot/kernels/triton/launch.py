@@ -1,9 +1,14 @@
 """Launches that do not pass through Triton's binder, which takes longer than everything else a launch costs."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from torch import Tensor, dtype
+from triton import AsyncCompileMode
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -44,6 +49,18 @@ class _Compiled(NamedTuple):
 _compiled: dict[Any, _Compiled] = {}
 _pointers: dict[tuple[dtype, bool], _Pointer] = {}
 _kinds: dict[Any, int] = {}
+_only_compiles: ContextVar[bool] = ContextVar("_only_compiles", default=False)
+
+
+@contextmanager
+def compiling_ahead() -> Iterator[None]:
+    """Launches run nothing: what they need is compiled, as many at once as there are processors, before this ends."""
+    token = _only_compiles.set(True)
+    try:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads, AsyncCompileMode(threads):
+            yield
+    finally:
+        _only_compiles.reset(token)
 
 
 def pack(argument: Any) -> Packed:
@@ -90,6 +107,9 @@ class Launch:
     def __call__(self, n: int, first: Packed, second: Packed) -> None:
         """Run the kernel for n rows on the current stream, with these two before the other arguments."""
         programs = self._grid(n)
+        if _only_compiles.get():
+            self._start_compiling(first.stand_in, second.stand_in)
+            return
         if not isinstance(self._kernel, JITFunction):
             # Triton's interpreter.
             arguments = map(_unpacked, (first, second, *self._arguments))
@@ -119,6 +139,11 @@ class Launch:
             second.raw,
             *self._raw,
         )
+
+    def _start_compiling(self, *first: Any) -> None:
+        if isinstance(self._kernel, JITFunction):
+            for constants in (self._constants, self._constants_of_few)[: 2 if self._few_programs else 1]:
+                self._kernel.run(*first, *self._stand_ins, grid=(1,), warmup=True, **constants)
 
     def _compile(self, device: int, constants: dict[str, Any], *first: Any) -> _Compiled:
         """By Triton, for stand-ins: neither batch size nor memory makes a difference."""

@@ -14,7 +14,7 @@ from drawlot.kernels.requests import Request, RequestEdits
 from drawlot.kernels.triton.all_tokens import put_many_top_tokens
 from drawlot.kernels.triton.arguments import Columns, Drawn, Rows, States, Wanted
 from drawlot.kernels.triton.edit_tables import EditSlots
-from drawlot.kernels.triton.launch import Launch, pack
+from drawlot.kernels.triton.launch import Launch, compiling_ahead, pack
 from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.sample import launches_of_draw
 from drawlot.kernels.triton.state_table import FIRST_INT, NUM_TOP, SLOT, WANTED, StateTable
@@ -127,6 +127,12 @@ class StepSampler:
 
     def warm_up(self, logits: Tensor, bitmask: Tensor | None) -> None:
         """Compile all that steps with such logits need, by steps of one row; no request is alive."""
+        with compiling_ahead():
+            self._run_all(logits, bitmask)
+        self._run_all(logits, bitmask)
+
+    def _run_all(self, logits: Tensor, bitmask: Tensor | None) -> None:
+        """Steps with every launch that a step may have."""
         zero, one = (torch.full((1,), number, dtype=torch.int64, device=self._floats.device) for number in (0, 1))
         rows = LogitsRows(zero, zero, zero, zero, zero, zero)
         edits = RequestEdits((0,), (), (), 0, {}, 1.0, 0.0, 0.0, (), (), ((0, 0),), looks_back=True)

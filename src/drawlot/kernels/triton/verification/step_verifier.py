@@ -12,7 +12,7 @@ from drawlot.kernels.drafts import Method, VerifiedRows
 from drawlot.kernels.inputs import LogprobsWanted
 from drawlot.kernels.triton.all_tokens import put_many_top_tokens
 from drawlot.kernels.triton.arguments import Columns, Drawn, Overlay, Rows, States
-from drawlot.kernels.triton.launch import Launch, pack
+from drawlot.kernels.triton.launch import Launch, compiling_ahead, pack
 from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.sample import launches_of_draw
 from drawlot.kernels.triton.step_sampler import StepSampler
@@ -140,6 +140,8 @@ class _Plan(NamedTuple):
 
 class StepVerifier:
     """Verification for the requests that a `StepSampler` knows."""
+
+    compiling_ahead = staticmethod(compiling_ahead)
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class EagleSteps:
         turned = turning * near + turning.roll(self._head_dim // 2, 2) * far
         query, key = turned.split_with_sizes([heads, groups], 1)
         attended = attend(*(part.transpose(0, 1).unsqueeze(0) for part in (query, key, value)))
-        x = x + F.linear(attended.view(len(x), -1), self._output)
+        x = x + F.linear(attended.reshape(len(x), -1), self._output)
 
         gate, up = F.linear(self._normed(x, mlp_norm), self._mlp).chunk(2, 1)
         x = x + F.linear(F.silu(gate) * up, self._down)

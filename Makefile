@@ -26,7 +26,7 @@ types: .venv/installed
 unit: .venv/installed  ## two processes of one thread each
 	$(BIN)/pytest -q -n 2 --dist worksteal
 
-sequences: .venv/installed  ## 2^17 sequences with every way to draft, 2^13 of the embedded model; half an hour
+sequences: .venv/installed  ## 2^17 sequences with every way to draft, 2^13 of the embedded model; ten minutes
 	$(BIN)/pytest -q -n 2 -m minutes tests/speculative tests/verification
 
 bench: .venv/installed  ## CPU speed against transformers; run it alone on the machine

@@ -21,12 +21,12 @@ if find_spec("triton") is None:
 from tests.verification import kernel_mutants, triton_law
 from tests.verification import world as worlds
 from tests.verification.kernel_mutants import KernelMutant
+from tests.verification.test_exact import FORMS, PARAMS
 from tests.verification.world import KINDS, World, of_one_step, of_two_steps, world
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 TOLERANCE = 1e-6
 METHODS = pytest.mark.parametrize("method", ["standard", "block"])
-FORMS = ("dense", "wider", "lse", "sparse", "point")
 TILE_BORDERS = (0, 127, 128, 255, 299)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="hours in Triton's interpreter")
@@ -54,7 +54,6 @@ def _in_worlds(law: ModuleType) -> Iterator[None]:
         mock.patch.dict(worlds.BACKENDS, triton=law),
         mock.patch.object(worlds, "tossed", law.tossed),
         mock.patch.object(World, "captured", captured),
-        mock.patch.object(World, "device", DEVICE),
     ):
         yield
 
@@ -138,20 +137,6 @@ def test_ids_on_both_sides_of_tile_borders(method: str, form: str) -> None:
     for kind, params in product(("random", "zeros", "ties"), (SamplingParams(), filters)):
         tiny = world(kind, 5, 2, ids=TILE_BORDERS, method=method, form=form, params=params)
         assert distance(tiny) <= TOLERANCE, (kind, params)
-
-
-PARAMS = {
-    "temperature": {"temperature": 0.6},
-    "top_k": {"top_k": 2, "temperature": 1.5},
-    "top_p": {"top_p": 0.7},
-    "min_p": {"min_p": 0.3},
-    "all filters": {"top_k": 3, "top_p": 0.9, "min_p": 0.05, "temperature": 0.9},
-    "greedy": {"temperature": 0},
-    "penalties": {"repetition_penalty": 1.7, "frequency_penalty": 0.5, "presence_penalty": -0.8},
-    "penalties and top_k": {"frequency_penalty": 1.5, "top_k": 2},
-    "bias": {"logit_bias": {0: 2.0, 2: -1.0}},
-    "allowed": {"allowed_token_ids": [0, 2]},
-}
 
 
 @on_a_gpu

@@ -480,7 +480,7 @@ def test_drafts_on_another_device_are_named() -> None:
 def test_drafts_are_drawn_as_by_the_torch_backend() -> None:
     # A step of the drafter and its verification, with filters in drafting, greedy and skipped rows.
     torch.manual_seed(4)
-    v, params = 300, [SamplingParams(temperature=0), SamplingParams(seed=1), SamplingParams(seed=2, top_k=7, top_p=0.9)]
+    v, params = 300, [SamplingParams(temperature=0), SamplingParams(seed=1), SamplingParams(seed=2, top_k=9, min_p=0.2)]
     outputs = []
     logits, target = torch.randn(K, 4, v) * 3, torch.randn(3 * (K + 1), v) * 3
     for backend in ("triton", "torch"):
@@ -488,7 +488,7 @@ def test_drafts_are_drawn_as_by_the_torch_backend() -> None:
         draws = DraftSampler(sampler, num_speculative_tokens=K, filters=True)
         verifier = RejectionSampler(sampler, num_speculative_tokens=K)
         for r, each in enumerate(params):
-            sampler.add_request(3 - r, each, [1])
+            sampler.add_request(3 - r, each, [1], choice_index=r)
         states, anchors = torch.tensor([3, 2, 1, -1]), torch.tensor([5, 6, 7, 8])
         drafts = torch.stack([draws.draw(logits[j], states, anchors, j) for j in range(K)], 1)
         assert (drafts[3] == -1).all()

@@ -7,7 +7,6 @@ the tokens of a tile weigh is noted by the race among them, beside its winner. F
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -17,25 +16,23 @@ import triton.language as tl
 from numpy.typing import NDArray
 from triton.runtime.jit import JITFunction
 
-from drawlot import RejectionSampler, VerifierOutput, rng
+from drawlot import VerifierOutput, rng
 from drawlot.kernels.drafts import PADDING, Law
 from drawlot.kernels.triton import launch
 from drawlot.kernels.triton.reduce import first_largest
 from drawlot.kernels.triton.values import TILE
 from drawlot.kernels.triton.verification import draw, laws
+from tests.verification.triton_law import HIGH, LOW, Given, Numbers, coins_until
 
-Numbers = NDArray[np.float64]
-Given = tuple[RejectionSampler, list[Any]]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-_LOW, _HIGH = 1e-300, float(np.nextafter(1, 0))
 _AHEAD, _BEHIND = 1e3, -1e30
 """Noise by which a tile wins, and by which it does not, whatever their masses"""
 
 _ROOM, _COLUMNS, _TILES, _IDS = 1024, tl.constexpr(8), tl.constexpr(4), tl.constexpr(512)
-_coins = torch.zeros(_ROOM, 8, dtype=torch.float64, device=DEVICE)
-_noise = torch.zeros(_ROOM, 4, dtype=torch.float64, device=DEVICE)
-_weights = torch.zeros(_ROOM, 8, 512, dtype=torch.float64, device=DEVICE)
-_winners = torch.zeros(_ROOM, 8, dtype=torch.float64, device=DEVICE)
+_coins = torch.zeros(_ROOM, _COLUMNS.value, dtype=torch.float64, device=DEVICE)
+_noise = torch.zeros(_ROOM, _TILES.value, dtype=torch.float64, device=DEVICE)
+_weights = torch.zeros(_ROOM, _COLUMNS.value, _IDS.value, dtype=torch.float64, device=DEVICE)
+_winners = torch.zeros(_ROOM, _COLUMNS.value, dtype=torch.float64, device=DEVICE)
 # Kernels have no parameter for tables that only tests have.
 _COINS_AT, _NOISE_AT = tl.constexpr(_coins.data_ptr()), tl.constexpr(_noise.data_ptr())
 _WEIGHTS_AT, _WINNERS_AT = tl.constexpr(_weights.data_ptr()), tl.constexpr(_winners.data_ptr())
@@ -121,7 +118,7 @@ def tossed(coins: Numbers) -> Iterator[None]:
 
 
 def _toss(coins: Numbers) -> None:
-    _coins.fill_(_HIGH)
+    _coins.fill_(HIGH)
     _coins[: len(coins), : coins.shape[1]] = torch.from_numpy(np.ascontiguousarray(coins))
 
 
@@ -142,7 +139,7 @@ def law(given: Given) -> Law:
     drafts, vocab_size = args[2].cpu(), verifier.sampler.vocab_size
     requests, k = drafts.shape
     assert requests <= _ROOM
-    assert vocab_size <= 512
+    assert vocab_size <= _IDS.value
     _noise.zero_()
     accept = np.stack([_threshold(given, requests, k, j) for j in range(k)], 1)
     accept[drafts.numpy() == PADDING] = np.nan
@@ -150,24 +147,17 @@ def law(given: Given) -> Law:
     return Law(torch.from_numpy(accept), torch.from_numpy(weights.reshape(-1, vocab_size)))
 
 
-def _coins_until(requests: int, k: int, count: int) -> Numbers:
-    """Low before a column, high from it on: of `standard` all before count, of `block` the last low one decides."""
-    coins = np.full((requests, k), _HIGH)
-    coins[:, :count] = _LOW
-    return coins
-
-
 def _threshold(given: Given, requests: int, k: int, j: int) -> Numbers:
     """[R]: the number that a coin of column j must be below, exactly."""
 
     def passes(coin: Numbers) -> NDArray[np.bool_]:
-        coins = _coins_until(requests, k, j)
+        coins = coins_until(requests, k, j)
         coins[:, j] = coin
         _toss(coins)
         return verify_rows(given).num_accepted.numpy() > j
 
-    never, always = ~passes(np.full(requests, _LOW)), passes(np.full(requests, _HIGH))
-    threshold = _first_to_fail(passes, np.full(requests, _LOW), np.full(requests, _HIGH))
+    never, always = ~passes(np.full(requests, LOW)), passes(np.full(requests, HIGH))
+    threshold = _first_to_fail(passes, np.full(requests, LOW), np.full(requests, HIGH))
     return np.where(never, 0.0, np.where(always, 1.0, threshold))
 
 
@@ -185,7 +175,7 @@ def _first_to_fail(
 
 def _weights_of(given: Given, requests: int, k: int, count: int, vocab_size: int) -> Numbers:
     """[R, V]: what row `count` of each request draws from if it is the first that rejects."""
-    _toss(_coins_until(requests, k, count))
+    _toss(coins_until(requests, k, count))
     tiles = range(-(-vocab_size // TILE.value))
     weights = np.zeros((requests, vocab_size))
     for tile in tiles:

@@ -63,6 +63,11 @@ def distance(tiny: World, context: tuple[int, ...] = ()) -> float:
     return of_one_step(tiny, "triton", context)
 
 
+def distance_of_two_steps(tiny: World) -> float:
+    tiny.device = DEVICE
+    return of_two_steps(tiny, "triton")
+
+
 @METHODS
 @pytest.mark.parametrize(
     ("kind", "form"),
@@ -97,9 +102,7 @@ def test_drafts_that_end_early_and_drafts_that_are_refused(method: str) -> None:
 @METHODS
 @pytest.mark.parametrize(("kind", "v", "k"), [("sure", 4, 2), pytest.param("random", 2, 2, marks=pytest.mark.minutes)])
 def test_two_steps(method: str, kind: str, v: int, k: int) -> None:
-    tiny = world(kind, v, k, method=method)
-    tiny.device = DEVICE
-    assert of_two_steps(tiny, "triton") <= TOLERANCE
+    assert distance_of_two_steps(world(kind, v, k, method=method)) <= TOLERANCE
 
 
 @pytest.mark.minutes
@@ -124,9 +127,7 @@ def test_one_step_of_every_kind(method: str, form: str) -> None:
 @pytest.mark.parametrize("form", ["dense", "sparse", "point"])
 def test_two_steps_among_four_tokens(method: str, form: str) -> None:
     for kind in ("random", "zeros", "ties"):
-        tiny = world(kind, 4, 2, method=method, form=form)
-        tiny.device = DEVICE
-        assert of_two_steps(tiny, "triton") <= TOLERANCE, kind
+        assert distance_of_two_steps(world(kind, 4, 2, method=method, form=form)) <= TOLERANCE, kind
 
 
 @on_a_gpu

@@ -21,7 +21,8 @@ from drawlot.kernels.triton.verification import draw, laws, settle
 
 Numbers = NDArray[np.float64]
 Given = tuple[RejectionSampler, list[Any]]
-_LOW, _HIGH = 1e-300, float(np.nextafter(1, 0))
+LOW, HIGH = 1e-300, float(np.nextafter(1, 0))
+"""Coins that pass almost everything, and almost nothing"""
 _TOKENS = [int(rng.Stream[name]) for name in ("TARGET_TOKEN", "RESIDUAL_TOKEN", "BONUS_TOKEN")]
 
 
@@ -38,20 +39,24 @@ def law(given: Given) -> Law:
     vocab_size = verifier.sampler.vocab_size
     accept, weights = np.full((requests, k), np.nan), np.zeros((requests, k + 1, vocab_size))
     for count in range(k + 1):
-        # Of `standard` all coins before a rejection are low, of `block` the last low one decides alone.
-        coins = np.full((requests, k), _HIGH)
-        coins[:, :count] = _LOW
-        with tossed(coins), _heard(accept, weights, args[2].numpy(), count) as winners:
+        with tossed(coins_until(requests, k, count)), _heard(accept, weights, args[2].numpy(), count) as winners:
             output = verify_rows(given)
         for r in np.flatnonzero(output.num_accepted.numpy() == count):
             assert int(output.sampled_token_ids[r, count]) == winners.get(r, -1), "a token that another row has drawn"
     if Method.BLOCK in verifier._methods.in_use():
         # One high coin, the last: whatever can be compared is weighed.
-        coins = np.full((requests, k), _LOW)
-        coins[:, -1] = _HIGH
+        coins = np.full((requests, k), LOW)
+        coins[:, -1] = HIGH
         with tossed(coins), _blocks_heard(accept, verifier, args[1].cu_num_logits[:-1].tolist()):
             verify_rows(given)
     return Law(torch.from_numpy(accept), torch.from_numpy(weights.reshape(-1, vocab_size)))
+
+
+def coins_until(requests: int, k: int, count: int) -> Numbers:
+    """[R, K], low before a column: of `standard` all before a rejection have to be, of `block` the last decides."""
+    coins = np.full((requests, k), HIGH)
+    coins[:, :count] = LOW
+    return coins
 
 
 @contextmanager
@@ -60,7 +65,7 @@ def tossed(coins: Numbers) -> Iterator[None]:
 
     def coin_of(key: Any, wide: Any) -> Any:
         request, column = _number(key[0]), _number(key[3])
-        return tl.full([], coins[request, column] if column < coins.shape[1] else _HIGH, tl.float64)
+        return tl.full([], coins[request, column] if column < coins.shape[1] else HIGH, tl.float64)
 
     with mock.patch.object(laws, "coin_of", coin_of):
         yield

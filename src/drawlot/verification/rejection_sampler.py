@@ -106,7 +106,7 @@ class RejectionSampler:
         draft_lse: Tensor | None,
         allowed_bitmask: Tensor | None,
     ) -> None:
-        """Steps with every launch that a step may have."""
+        """Steps with every launch that a step may have; arguments as for `warm_up`."""
         device = target_logits.device
         zero, zeros, both = (torch.tensor(ids, device=device) for ids in ([0], [0, 0], [0, 1]))
         rows = LogitsRows(zero, zeros, both, both, zeros, torch.tensor([0, 2], dtype=torch.int32, device=device))

@@ -114,16 +114,16 @@ def test_a_step_leaves_nothing_behind_for_the_next() -> None:
         expected, got = exact(*given), fast(*given)
         assert not different(got, expected).any(), step
         assert torch.equal(got.status, expected.status)
-        # What programs on a GPU wait for: each request counts once, where there may be rows to be weighed.
-        assert fast._steps._memory.leftovers.settled.item() == (0 if step == 2 else len(counts))
+        # What programs on a GPU wait for: each row counts once, there or not, where there may be rows to be weighed.
+        assert fast._steps._memory.leftovers.known.item() == (0 if step == 2 else len(counts) * (K + 1))
         # The next step's outputs lie in the same memory.
         for part in (*got[:3], got.status):
             part.fill_(-7 if part.dtype != torch.uint8 else 77)
 
 
 def test_rows_to_be_weighed_are_looked_for_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Two rows at a time instead of 512, two tiles a block; one request has none at all.
-    monkeypatch.setattr(step_verifier, "WEIGH_ROWS", 2)
+    # Two requests at a time instead of 64, two tiles a block; one request has no drafts.
+    monkeypatch.setattr(step_verifier, "WEIGH_REQUESTS", 2)
     monkeypatch.setattr(step_verifier, "WEIGH_TILES", 2)
     torch.manual_seed(3)
     v, counts = 600, [4, 3, 4, 0, 4, 4]
@@ -141,13 +141,13 @@ def test_rows_to_be_weighed_are_looked_for_everywhere(monkeypatch: pytest.Monkey
         first += n + 1
     drafts = torch.where(torch.arange(K) < torch.tensor(counts).unsqueeze(1), drafts, -1)
     given = logits, rows_of(drafts, counts), drafts, q
-    judged, leftovers = fast._steps._memory[:2]
-    leftovers.left.fill_(-1)
+    leftovers = fast._steps._memory.leftovers
+    leftovers.masses.fill_(-1)
     expected, got = exact(*given), fast(*given)
     assert not different(got, expected).any()
-    weighed = judged.weighed[: len(logits)] != 0
-    assert weighed.sum() >= 8, weighed
-    assert ((leftovers.left[: len(logits), :3] >= 0).all(1) == weighed).all()
+    weighed = leftovers.masses[: len(logits), :5] >= 0
+    assert weighed.any(1).sum() >= 8, weighed
+    assert (weighed.any(1) == weighed.all(1)).all(), weighed
     assert len(set(got.num_accepted.tolist())) >= 3, got.num_accepted
 
 
@@ -268,7 +268,7 @@ def test_blocks_of_which_several_rows_may_be_the_last() -> None:
     v, requests = 5, 9
     fast, exact = verifiers(v, [SamplingParams(seed=r) for r in range(requests)], ["block"] * requests)
     # What was left in another step counts for nothing.
-    fast._steps._memory.leftovers.left.fill_(1e9)
+    fast._steps._memory.leftovers.masses.fill_(1e9)
     logits = torch.randn(requests * (K + 1), v)
     q = logits.view(requests, K + 1, v)[:, :K] + 0.7 * torch.randn(requests, K, v)
     drafts = torch.distributions.Categorical(logits=q).sample()

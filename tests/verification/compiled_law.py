@@ -21,7 +21,7 @@ from drawlot.kernels.drafts import PADDING, Law
 from drawlot.kernels.triton import launch
 from drawlot.kernels.triton.reduce import first_largest
 from drawlot.kernels.triton.values import TILE
-from drawlot.kernels.triton.verification import draw, laws
+from drawlot.kernels.triton.verification import draw, laws, weighed
 from tests.verification.triton_law import HIGH, LOW, Given, Numbers, coins_until
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -91,7 +91,12 @@ def _put(ids, z, key, winner):
 @contextmanager
 def asked() -> Iterator[None]:
     """Kernels are compiled with the tables in their places, and afterwards without."""
-    places = ((laws, coin_of), (laws, gumbel_of_range), (draw, gumbel_of_range), (draw, race_of_range), (draw, race))
+    places = (
+        (laws, coin_of),
+        *((module, gumbel_of_range) for module in (laws, draw, weighed)),
+        (draw, race_of_range),
+        (draw, race),
+    )
     with ExitStack() as patches:
         for module, function in places:
             patches.enter_context(mock.patch.object(module, function.__name__, function))

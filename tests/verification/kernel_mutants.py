@@ -108,19 +108,24 @@ OF_STANDARD = [
         "two drafts",
     ),
     KernelMutant("residual without q", leftover.weights_of, "p * prefix - q", "p * prefix"),
-    KernelMutant("residual of both sides", leftover.weights_of, "tl.where(left <= 0, 0.0, left)", "tl.abs(left)"),
-    KernelMutant("residual of twice p", leftover.weights_of, "left = p * prefix", "left = 2 * p * prefix"),
+    KernelMutant(
+        "residual of both sides",
+        leftover.weights_of,
+        "tl.maximum(p * prefix - q, 0.0, propagate_nan=tl.PropagateNan.ALL)",
+        "tl.abs(p * prefix - q)",
+    ),
+    KernelMutant("residual of twice p", leftover.weights_of, "(p * prefix", "(2 * p * prefix"),
     KernelMutant(
         "residual of q without its factor",
         leftover.weights_of,
-        "tl.exp2((logits - shift) * LOG2_E) * factor",
-        "tl.exp2((logits - shift) * LOG2_E)",
+        "tl.exp2((draft_logits - shift) * LOG2_E) * factor",
+        "tl.exp2((draft_logits - shift) * LOG2_E)",
     ),
     KernelMutant(
         "residual of the first line of q",
-        leftover.weights_of,
-        "load_logits(drafts.q, line, ids",
-        "load_logits(drafts.q, line * 0 + drafts.lines, ids",
+        leftover.load_draft_logits,
+        "tl.maximum(law[0], 0), ids",
+        "law[0] * 0 + drafts.lines, ids",
         "two drafts",
     ),
     KernelMutant("no residual", draw.draw_from_tile, "tl.where(from_q, log_left, z)", "tl.where(from_q, z, z)"),
@@ -129,9 +134,9 @@ OF_FORMS = [
     KernelMutant("point mass is not left out", draw.draw_from_tile, "& (ids != without)", "& (ids >= 0)", "point"),
     KernelMutant(
         "point mass of the token after",
-        laws.law_kernel,
-        "residual & (line < 0), draft, -1)",
-        "residual & (line < 0), draft + 1, -1)",
+        draw.draw,
+        "residual & (law[0] < 0), law[1], -1)",
+        "residual & (law[0] < 0), law[1] + 1, -1)",
         "point",
     ),
     KernelMutant(
@@ -221,38 +226,47 @@ OF_PARAMETERS = [
 OF_BLOCK = [
     KernelMutant(
         "block: P above one",
-        acceptance.accept_block,
+        acceptance.next_prefix,
         "product > 1, 1.0, product",
         "product > 1, product, product",
         "block of two",
     ),
     KernelMutant(
-        "block: P of the row before", acceptance.accept_block, "column == j + 1, last", "column == j, last", "block"
-    ),
-    KernelMutant(
-        "block: the ratio alone",
+        "block: P of the row before",
         acceptance.accept_block,
-        "product = last * tl.load",
-        "product = 1.0 * tl.load",
+        "prefix = next_prefix(prefix, ratio)",
+        "prefix = next_prefix(prefix, ratio) if i > 1 else prefix",
         "block",
     ),
     KernelMutant(
-        "block: coins of the row itself", acceptance.accept_block, "judged.coins + at - 1", "judged.coins + at", "block"
+        "block: the ratio alone", acceptance.next_prefix, "product = prefix * ratio", "product = ratio", "block"
+    ),
+    KernelMutant(
+        "block: coins of the row itself", acceptance.accept_block, "first + (i - 1), mask", "first + i, mask", "block"
     ),
     KernelMutant("block: accepted by P alone", acceptance.accept_block, "(prefix == 1)", "(prefix >= 0)", "block"),
-    KernelMutant("block: P = 1 is not sure", acceptance.accept_block, "((column == n) | ", "((column < 0) | ", "block"),
+    KernelMutant(
+        "block: P = 1 is not sure", acceptance.accept_block, "(is_last | (", "((is_last & (i < 0)) | (", "block"
+    ),
     KernelMutant(
         "block: nothing is weighed",
         acceptance.accept_block,
-        "weighed = below & (column < n)",
-        "weighed = below & (column < 0)",
+        "weighed | (1 << i)",
+        "weighed | (tl.maximum(num_drafts, 0) >> 30)",
+        "block",
+    ),
+    KernelMutant(
+        "block: another row is weighed",
+        acceptance.accept_block,
+        "weighed | (1 << i)",
+        "weighed | (1 << (i - 1))",
         "block",
     ),
     KernelMutant(
         "block: the first that is accepted",
         acceptance.accept_block,
-        "accepted = tl.max(tl.where(within & (coin < h), column, 0))",
-        "accepted = tl.sum((within & (coin < h)).to(tl.int32))",
+        "lowest = tl.where(coin < h, i, lowest)",
+        "lowest += (coin < h).to(tl.int32)",
         "block point",
     ),
     KernelMutant(
@@ -282,15 +296,15 @@ OF_BLOCK = [
     KernelMutant(
         "block: weighed rows are not accepted",
         weighed.settle_weighed_kernel,
-        "tl.where(weighed & (coin < h)",
-        "tl.where(weighed & (coin < -1)",
+        "accepts = coin < ",
+        "accepts = 2 * coin + 2 < ",
         "block",
     ),
     KernelMutant(
         "block: weighed rows toss another coin",
         weighed.settle_weighed_kernel,
-        "judged.coins + at - 1",
-        "judged.coins + at",
+        "judged.coins + row - 1",
+        "judged.coins + row",
         "block",
     ),
     KernelMutant(
@@ -301,17 +315,31 @@ OF_BLOCK = [
         "block",
     ),
     KernelMutant(
-        "block: residual of the row alone",
-        leftover.law_of_row,
-        "judged.prefixes + row",
-        "judged.prefixes + row * 0",
+        "block: weighed by the law alone",
+        weighed._weigh_block,
+        "law = with_prefix(law, ",
+        "_unused = with_prefix(law, ",
         "block",
     ),
     KernelMutant(
-        "block: residual of the row before",
+        "block: residual of the row alone",
         weighed.settle_weighed_kernel,
-        "law_of_row(judged, row)",
-        "law_of_row(judged, row - 1)",
+        "prefix = prefixes_of(judged, first, accepted, K).to(tl.float32)",
+        "prefix = prefixes_of(judged, first, accepted * 0, K).to(tl.float32)",
+        "block of three",
+    ),
+    KernelMutant(
+        "block: residual of q of the row before",
+        weighed.settle_weighed_kernel,
+        "state * step.drafts.lines + accepted",
+        "state * step.drafts.lines + accepted - 1",
+        "block",
+    ),
+    KernelMutant(
+        "block: weighed by q of the row before",
+        weighed._weigh_block,
+        "* drafts.lines + column",
+        "* drafts.lines + column - 1",
         "block",
     ),
 ]
@@ -320,12 +348,18 @@ INCLUSIVE = KernelMutant("inclusive comparison", acceptance.accepts, "coin < thr
 # The same verification in other words: nothing may kill it.
 THE_SAME = [
     KernelMutant("equal: thresholds above one", acceptance.accepts, "ratio > 1, 1.0, ratio", "ratio > 2, 1.0, ratio"),
-    KernelMutant("equal: more is weighed", acceptance.accept_block, "weighed = below &", "weighed = within &", "block"),
+    KernelMutant(
+        "equal: more is weighed",
+        acceptance.accept_block,
+        "below & (is_last == 0), weighed",
+        "(num_drafts > i) & (is_last == 0), weighed",
+        "block",
+    ),
     KernelMutant(
         "equal: residual by half",
         leftover.weights_of,
-        "tl.where(left <= 0, 0.0, left)",
-        "tl.where(left <= 0, 0.0, left) / 2",
+        "return p, tl.maximum(p * prefix - q",
+        "return p, 0.5 * tl.maximum(p * prefix - q",
     ),
 ]
 ALL = [*OF_STANDARD, *OF_FORMS, *OF_PARAMETERS, *OF_BLOCK]

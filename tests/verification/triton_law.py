@@ -47,7 +47,7 @@ def law(given: Given) -> Law:
         # One high coin, the last: whatever can be compared is weighed.
         coins = np.full((requests, k), LOW)
         coins[:, -1] = HIGH
-        with tossed(coins), _blocks_heard(accept, verifier, args[1].cu_num_logits[:-1].tolist()):
+        with tossed(coins), _blocks_heard(accept, verifier, args[1].cu_num_logits[:-1].tolist(), args[2].numpy()):
             verify_rows(given)
     return Law(torch.from_numpy(accept), torch.from_numpy(weights.reshape(-1, vocab_size)))
 
@@ -112,29 +112,36 @@ def _heard(accept: Numbers, weights: Numbers, drafts: NDArray[np.int64], rejecti
 
 
 @contextmanager
-def _blocks_heard(accept: Numbers, verifier: RejectionSampler, first: list[int]) -> Iterator[None]:
-    """Writes down thresholds of `block`, of which the kernels leave P and what is left of the rows they weigh."""
-    deciding, heard = settle.accept_block, {}
+def _blocks_heard(
+    accept: Numbers, verifier: RejectionSampler, first: list[int], drafts: NDArray[np.int64]
+) -> Iterator[None]:
+    """Writes down thresholds of `block`, of which the kernels leave ratios and what is left of the rows they weigh."""
+    deciding, of_point_masses = settle.accept_block, set[int]()
 
-    def accept_block(judged: Any, verified: Any, row: Any, num_rows: Any, given: Any, dense: Any, *shape: Any) -> Any:
-        n, accepted = deciding(judged, verified, row, num_rows, given, dense, *shape)
-        heard[first.index(_number(row))] = _number(n), bool(_number(dense))
-        return n, accepted
+    def accept_block(judged: Any, row: Any, num_drafts: Any, dense: Any, k: Any) -> Any:
+        of_point_masses.add(first.index(_number(row)))
+        return deciding(judged, row, num_drafts, dense, k)
 
     with mock.patch.object(settle, "accept_block", accept_block):
         yield
-    judged, leftovers = verifier._steps._memory[:2]
-    for r, (n, dense) in heard.items():
-        rows = slice(first[r], first[r] + n + 1)
-        ratio, prefix, weighed = (part[rows].numpy() for part in (judged.ratios, judged.prefixes, judged.weighed))
-        left_of_rows = leftovers.left[rows, 0].numpy()
+    judged, leftovers, verdicts = verifier._steps._memory[:3]
+    opened = set(np.flatnonzero(verdicts.num_drafts[: len(first)].numpy() >= 0))
+    for r in of_point_masses | opened:
+        given = int((drafts[r] != PADDING).sum())
+        rows = slice(first[r], first[r] + given + 1)
+        ratio, left_of_rows = judged.ratios[rows].numpy(), leftovers.masses[rows, 0].numpy()
+        # A bad row ends the drafts.
+        n = int(np.argmax(np.append(ratio[:given] < 0, True)))
+        prefix = [1.0]
+        for i in range(n):
+            prefix.append(min(prefix[i] * ratio[i], 1.0) if prefix[i] > 0 else 0.0)
         for i in range(1, n + 1):
             h = prefix[i]
-            if i < n and not dense:
+            if i < n and r not in opened:
                 left = prefix[i] * (1 - ratio[i])
                 rest = left + 1 - prefix[i]
                 h = left / rest if rest else 1.0
-            elif i < n and weighed[i]:
+            elif i < n and left_of_rows[i] != -1:
                 left = left_of_rows[i]
                 h = np.float64(left) / (np.float64(left + np.float32(1)) - prefix[i])
             accept[r, i - 1] = h

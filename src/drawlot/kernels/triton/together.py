@@ -39,3 +39,12 @@ def wait_for(count, number):
     while reached < number:
         reached = tl.atomic_add(count, 0, sem="acquire")
     tl.debug_barrier()
+
+
+@triton.jit
+def wait_for_values(pointers, mask, NOT_YET: tl.constexpr):
+    """Values of a block, 0 where masked, once none is NOT_YET: each tells of itself alone that it is there."""
+    values = tl.load(pointers, mask=mask, other=0.0, volatile=True)
+    while tl.max((values == NOT_YET).to(tl.int32)) != 0:
+        values = tl.load(pointers, mask=mask, other=0.0, volatile=True)
+    return values

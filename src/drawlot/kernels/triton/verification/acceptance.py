@@ -53,38 +53,46 @@ def accepts(methods, method, temperature, column, draft, token, ratio, coin):
 
 
 @triton.jit
-def accept_block(judged, verified, first, num_rows, given, dense, K: tl.constexpr, COLUMNS: tl.constexpr):
-    """Block verification of a request: how many drafts come before its first bad row, how many are accepted at least.
+def accept_block(judged, first, num_drafts, DENSE: tl.constexpr, K: tl.constexpr):
+    """Block verification of requests: how many drafts are accepted at least, and bits of the rows to be weighed first.
 
-    Stores P of each row, of the drafts before it, and which rows have to be weighed before more is known, where drafts
-    have laws (dense): of a point mass all but the draft is left.
+    first, num_drafts: of one request, or of many. Where drafts have laws (DENSE), what is left of some rows has to be
+    known before more can be said; of a point mass all but the draft is left.
     """
-    column = tl.arange(0, COLUMNS)
-    at, exists = first + column, column < num_rows
-    status = tl.load(verified.status + at, mask=exists, other=0)
-    ratio = tl.load(judged.ratios + at, mask=exists, other=0.0)
-    shift = tl.load(judged.q_shifts + at, mask=exists, other=0.0)
-    coin = tl.load(judged.coins + at - 1, mask=exists & (column > 0), other=2.0)
-    n = tl.minimum(given, tl.min(tl.where(status != 0, column, COLUMNS)))
-    # Ratios after the n-th make P of rows that nobody asks.
-    prefix, last = tl.where(column == 0, 1.0, tl.zeros_like(ratio)), tl.full([], 1.0, tl.float64)
+    ratio = tl.load(judged.ratios + first, mask=num_drafts > 0, other=0.0)
+    prefix, lowest, weighed = tl.zeros_like(ratio) + 1, tl.zeros_like(num_drafts), tl.zeros_like(num_drafts)
+    for i in tl.static_range(1, K + 1):
+        coin = tl.load(judged.coins + first + (i - 1), mask=num_drafts >= i, other=2.0)
+        prefix = next_prefix(prefix, ratio)
+        ratio = tl.load(judged.ratios + first + i, mask=num_drafts >= i, other=0.0)
+        # h_i is at most P_i, and h_n is P_n.
+        is_last = (num_drafts == i) | (ratio < 0)
+        below = coin < prefix
+        if DENSE:
+            # With P_i = 1 the first i drafts are accepted whatever is left, unless there is no law.
+            lowest = tl.where(below & (is_last | ((prefix == 1) & (ratio == ratio))), i, lowest)
+            weighed = tl.where(below & (is_last == 0), weighed | (1 << i), weighed)
+        else:
+            left = prefix * (1 - ratio)
+            rest = left + 1 - prefix
+            h = tl.where(is_last, prefix, tl.where(rest == 0, 1.0, left / rest))
+            lowest = tl.where(coin < h, i, lowest)
+    return lowest, weighed & (-2 << lowest)
+
+
+@triton.jit
+def prefixes_of(judged, first, column, K: tl.constexpr):
+    """P of columns of a request."""
+    last = tl.full([], 1.0, tl.float64)
+    prefix = tl.zeros_like(column).to(tl.float64) + 1
     for j in tl.static_range(K):
-        product = last * tl.load(judged.ratios + first + j)
-        last = tl.where(last > 0, tl.where(product > 1, 1.0, product), 0.0)
+        last = next_prefix(last, tl.load(judged.ratios + first + j))
         prefix = tl.where(column == j + 1, last, prefix)
-    # h_i is at most P_i, and h_n is P_n.
-    within = (column >= 1) & (column <= n)
-    below = within & (coin < prefix)
-    if dense:
-        # With P_i = 1 the first i drafts are accepted whatever is left, unless the law is broken.
-        is_sure = below & ((column == n) | ((prefix == 1) & (shift == shift)))
-        accepted = tl.max(tl.where(is_sure, column, 0))
-    else:
-        left = prefix * (1 - ratio)
-        rest = left + 1 - prefix
-        h = tl.where(column == n, prefix, tl.where(rest == 0, 1.0, left / rest))
-        accepted = tl.max(tl.where(within & (coin < h), column, 0))
-    weighed = below & (column < n) & (column > accepted)
-    tl.store(judged.prefixes + at, prefix, mask=exists)
-    tl.store(judged.weighed + at, weighed.to(tl.int32), mask=exists)
-    return n, accepted
+    return prefix
+
+
+@triton.jit
+def next_prefix(prefix, ratio):
+    """P_(i+1) of P_i and the ratio of the draft between; none after a bad row, whose ratio is below 0."""
+    product = prefix * ratio
+    return tl.where(prefix > 0, tl.where(product > 1, 1.0, product), 0.0)

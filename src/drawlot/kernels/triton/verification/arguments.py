@@ -96,31 +96,25 @@ class Judged(NamedTuple):
     cut_ids: Tensor
     """int32 [N]"""
     tokens: Tensor
-    """int32 [N]: what the row draws, all drafts before it being accepted, of an open request with P = 1"""
+    """int32 [N]: what the row draws, all drafts before it being accepted; of an open request with P = 1, and of the one
+    row alone of which that can be asked; -1: nothing, -2: not yet"""
     hits: Tensor
     """int32 [N]: whether the draft is accepted, if all before it are, by all methods but `block`"""
     ratios: Tensor
-    """float64 [N + K]: p / q of the draft; K, so that none need be masked"""
+    """float64 [N + K]: p / q of the draft, NaN if q is no law, -1 if the row is bad; K, so that none need be masked"""
     coins: Tensor
     """float64 [N]"""
-    prefixes: Tensor
-    """float64 [N]: P_i of open requests"""
-    weighed: Tensor
-    """int32 [N]: 1 where `Leftovers` has to know what is left of the row"""
 
 
 class Leftovers(NamedTuple):
     """Scratch: what is left of rows that `block` has to compare, and what their races need."""
 
-    settled: Tensor
-    """int32 [1]: requests of which `Judged.weighed` says all"""
-    left: Tensor
-    """float32 [N, stride]: sums of max(P p - q, 0) over blocks of a row"""
-    keys: Tensor
-    """[N, stride]: the largest key of a block in the race over tiles"""
-    best_tiles: Tensor
-    """int32 [N, stride]: whose it is"""
-    stride: int
+    known: Tensor
+    """int32 [1]: rows that have their laws, or have none"""
+    num_taken: Tensor
+    """int32 [1]: blocks that programs have taken to weigh"""
+    masses: Tensor
+    """float32 [N, width]: sums of max(P p - q, 0) over the tiles of a row; -1 until they are known"""
     noises: Tensor
     """[N, width]: of the tiles, of rows that may draw by them"""
     width: int
@@ -131,9 +125,9 @@ class Verdicts(NamedTuple):
     """Scratch: what is known of the requests."""
 
     arrivals: Tensor
-    """int32 [R]: how many of a request's rows have their laws"""
-    lowest: Tensor
-    """int32 [R]: so many drafts of an open request are accepted at least; -1: it is not open"""
+    """int32 [R]: how many rows of a request that is not open are done"""
+    num_drafts: Tensor
+    """int32 [R]: of an open request; -1: it is not open"""
 
 
 class Verified(NamedTuple):

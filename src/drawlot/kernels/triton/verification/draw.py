@@ -6,12 +6,76 @@ import triton.language as tl
 from drawlot.kernels.triton.lazy_race import race_lazily
 from drawlot.kernels.triton.listing import load_list
 from drawlot.kernels.triton.noise import gumbel_of_range
-from drawlot.kernels.triton.race import race, race_of_range, z_of
+from drawlot.kernels.triton.race import log_tile_masses, race, race_of_range, z_of
 from drawlot.kernels.triton.reduce import first_largest, sum_by_tile
 from drawlot.kernels.triton.refused import load_allowed
+from drawlot.kernels.triton.scan import tile_sums
+from drawlot.kernels.triton.states import scale_of
+from drawlot.kernels.triton.summary import LISTED
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of
-from drawlot.kernels.triton.verification.leftover import is_kept, weights_of
+from drawlot.kernels.triton.verification.leftover import is_kept, load_draft_logits, weights_of
 from drawlot.kernels.triton.verification.requests import tile_stream, token_stream
+
+
+@triton.jit
+def draw(
+    rows,
+    drafts,
+    lists,
+    refused,
+    law,
+    path,
+    temperature,
+    row,
+    key,
+    maxima,
+    sums,
+    noise,
+    noises,
+    residual,
+    alone,
+    WIDE: tl.constexpr,
+    ROOM: tl.constexpr,
+    T: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Of a row, P being 1. path: of its finish, else -1; maxima, sums, noise: of its tiles [T], if it has no list.
+
+    The rest as for `draw_from_list` and `draw_from_tiles`.
+    """
+    if path == LISTED:
+        token = draw_from_list(drafts, lists, law, temperature, row, key, residual, alone, WIDE, ROOM)
+    else:
+        log_masses, _z = log_tile_masses(maxima, sums, law[6], temperature, WIDE)
+        without = tl.where(residual & (law[0] < 0), law[1], -1)
+        if without >= 0:
+            left = _masses_without(rows, refused, law, temperature, row, without, tl.arange(0, T), log_masses, WIDE)
+            if tl.max(left) == MINUS_INF:
+                # Nothing but the draft: then the row's own law.
+                residual, without = residual & False, without * 0 - 1
+                stream = tile_stream(residual, alone)
+                noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
+            else:
+                log_masses = left
+        token = draw_from_tiles(
+            rows,
+            drafts,
+            refused,
+            law,
+            temperature,
+            row,
+            key,
+            log_masses,
+            noise,
+            noises,
+            without,
+            residual,
+            alone,
+            WIDE,
+            T,
+            TILES,
+        )
+    return token
 
 
 @triton.jit
@@ -21,7 +85,7 @@ def draw_from_list(drafts, lists, law, temperature, row, key, residual, alone, W
     law: as for `weights_of`; key: as for `race`; residual: of what q leaves; alone: of a request without drafts.
     """
     x, ids = load_list(lists, row, tl.arange(0, ROOM))
-    p, left = weights_of(drafts, law, x, ids, ids < LAST_ID)
+    p, left = weights_of(drafts, law, x, load_draft_logits(drafts, law, ids, ids < LAST_ID), ids)
     total = tl.sum(left)
     # Of an empty or broken law is drawn what the row draws for itself.
     residual = residual & (total > 0) & (total < float("inf")) & ((law[0] < 0) | (law[2] == law[2]))
@@ -84,12 +148,26 @@ def draw_from_tiles(
 
 
 @triton.jit
+def _masses_without(rows, refused, law, temperature, row, token, tile, log_masses, WIDE: tl.constexpr):
+    """Logarithms of the tiles' masses if a token is left out: a point mass leaves all others as they are."""
+    _, _, _, _, cut_value, cut_id, row_max, _, _, _ = law
+    scale = scale_of(temperature)
+    ids = ids_of(token // TILE + tl.arange(0, 1))
+    x = load_allowed(rows, refused, row, ids, ids >= 0)
+    x = tl.where(is_kept(x, ids, cut_value, cut_id) & (ids != token), x, MINUS_INF)
+    maximum = tl.max(x, 1)
+    mass = tl.max(tile_sums(x, maximum, scale))
+    log_mass, _z = log_tile_masses(tl.max(maximum), mass, row_max, temperature, WIDE)
+    return tl.where(tile == token // TILE, log_mass, log_masses)
+
+
+@triton.jit
 def _keys_of_leftovers(rows, drafts, row, tile, mask):
     """Keys of tiles by what q leaves of them."""
     refused, law, noises, row = row
     ids = ids_of(tile)
     x = load_allowed(rows, refused, row, ids, mask[:, None])
-    _p, left = weights_of(drafts, law, x, ids, mask[:, None])
+    _p, left = weights_of(drafts, law, x, load_draft_logits(drafts, law, ids, mask[:, None]), ids)
     noise = tl.load(noises + tile)
     masses = tl.sum(left, 1)
     return tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + noise, MINUS_INF)
@@ -103,7 +181,7 @@ def draw_from_tile(
     _, _, _, _, cut_value, cut_id, row_max, _, _, _ = law
     ids = tile * TILE + tl.arange(0, TILE)
     x = load_allowed(rows, refused, row, ids, ids >= 0)
-    _p, left = weights_of(drafts, law, x, ids, ids >= 0)
+    _p, left = weights_of(drafts, law, x, load_draft_logits(drafts, law, ids, ids >= 0), ids)
     kept = is_kept(x, ids, cut_value, cut_id) & (ids != without)
     z = tl.where(kept, z_of(x, row_max, temperature, WIDE), MINUS_INF)
     log_left = tl.where(left > 0, tl.log(tl.where(left > 0, left, 1.0)), MINUS_INF).to(z.dtype)

@@ -31,12 +31,14 @@ def judge_row(
     """Row `column` of a request, if it has so many. COLUMNS, SPARSE: powers of two > K, >= tokens of a sparse law."""
     drafts = step.drafts
     if (request == 0) & (column == 0):
-        tl.store(leftovers.settled, 0)
+        tl.store(leftovers.known, 0)
+        tl.store(leftovers.num_taken, 0)
     first, num_rows = rows_of_request(drafts, request)
     state = tl.load(drafts.state_rows + request)
     tokens, num_drafts = load_drafts(drafts, request, tl.arange(0, COLUMNS), num_rows, K)
     if column == 0:
         tl.store(verdicts.arrivals + request, 0)
+        tl.store(verdicts.num_drafts + request, -1)
     if column < num_rows:
         row = first + column
         token = tl.sum(tl.where(tl.arange(0, COLUMNS) == column, tokens, 0))
@@ -62,7 +64,6 @@ def judge_row(
             draws = (num_drafts == 0) | (method_of(methods, state) == COUPLED)
             undrawn = tl.where(needs_finish(step.states, methods, state), 1 - draws.to(tl.int32), 2)
         tl.store(judged.undrawn + row, undrawn)
-        tl.store(judged.weighed + row, 0)
         tl.store(judged.lines + row, line)
 
 

@@ -8,17 +8,15 @@ import triton.language as tl
 
 from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.pdl import follow
-from drawlot.kernels.triton.race import log_tile_masses
 from drawlot.kernels.triton.refused import load_allowed, without_refused
-from drawlot.kernels.triton.scan import LOG2_E, raw_apart, tile_sums
+from drawlot.kernels.triton.scan import LOG2_E, raw_apart
 from drawlot.kernels.triton.states import scale_of, temperature_of
-from drawlot.kernels.triton.summary import LISTED, WHOLE
-from drawlot.kernels.triton.together import is_last
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of
+from drawlot.kernels.triton.summary import WHOLE
+from drawlot.kernels.triton.together import count_up, is_last
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE
 from drawlot.kernels.triton.verification.acceptance import accepts, coin_of, ratio_of_draft
-from drawlot.kernels.triton.verification.draw import draw_from_list, draw_from_tiles
+from drawlot.kernels.triton.verification.draw import draw
 from drawlot.kernels.triton.verification.judge import law_of
-from drawlot.kernels.triton.verification.leftover import is_kept
 from drawlot.kernels.triton.verification.requests import (
     BLOCK,
     COUPLED,
@@ -31,13 +29,7 @@ from drawlot.kernels.triton.verification.requests import (
     step_key,
     tile_stream,
 )
-from drawlot.kernels.triton.verification.settle import (
-    settle,
-    settle_but_for_weighed,
-    settle_elsewhere,
-    skip_request,
-    skip_rows_after,
-)
+from drawlot.kernels.triton.verification.settle import settle, skip_request, skip_rows_after
 from drawlot.outputs import RowStatus
 
 _NONFINITE, _EMPTY = tl.constexpr(int(RowStatus.NONFINITE)), tl.constexpr(int(RowStatus.EMPTY_SUPPORT))
@@ -80,10 +72,10 @@ def law_kernel(
     row = first + column
     if (column >= num_rows) | (state < 0):
         follow(OVERLAP)
+        if OPEN:
+            tl.atomic_add(leftovers.known, 1, sem="relaxed")
         if column == 0:
-            skip_request(
-                step.drafts, leftovers, verdicts, summary, verified, request, first, num_rows, K, COLUMNS, OPEN
-            )
+            skip_request(step.drafts, summary, verified, request, first, num_rows, K, COLUMNS)
         return
 
     # Noise and coin are a matter of the request alone: they are made while the scan still runs.
@@ -99,7 +91,10 @@ def law_kernel(
     scale, per_temperature = scale_of(divisor), 1.0 / divisor
     noises, tile = leftovers.noises + row * leftovers.width, tl.arange(0, T)
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
-    if (temperature != 0) & ((finished == 0) | waits):
+    makes_noise = (temperature != 0) & (finished == 0)
+    if OPEN:
+        makes_noise = makes_noise & (waits == 0)
+    if makes_noise:
         noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
         tl.store(noises + tile, noise)
     follow(OVERLAP)
@@ -139,83 +134,59 @@ def law_kernel(
     tl.store(summary.rank + row, 0)
     tl.store(judged.hits + row, hit.to(tl.int32))
     if method == BLOCK:
-        tl.store(judged.ratios + row, ratio)
+        has_law = (line < 0) | (q_shift == q_shift)
+        tl.store(judged.ratios + row, tl.where(status != 0, -1.0, tl.where(has_law, ratio, float("nan"))))
         tl.store(judged.coins + row, coin)
     if OPEN:
         if waits:
+            tl.store(verdicts.num_drafts + request, given, mask=column == 0)
+            tl.store(judged.tokens + row, -2)
+            tl.store(leftovers.masses + row * leftovers.width + tile, -1.0)
             tl.store(judged.maxima + row, row_max)
             tl.store(judged.scales + row, scale * LOG2_E)
             tl.store(judged.per_masses + row, 1.0 / mass)
             tl.store(judged.cut_values + row, cut_value)
             tl.store(judged.cut_ids + row, cut_id)
-            if is_last(verdicts.arrivals + request, num_rows):
-                settle_but_for_weighed(
-                    judged, leftovers, verdicts, verified, request, first, num_rows, given, K, COLUMNS
-                )
+            count_up(leftovers.known)
+        else:
+            tl.atomic_add(leftovers.known, 1, sem="relaxed")
 
     if column == 0:
         skip_rows_after(step.drafts, summary, verified, request, first + num_rows)
-        if OPEN:
-            if waits == 0:
-                settle_elsewhere(leftovers, verdicts, request)
 
     # By `block` a draft that its row accepts may be the one that is not.
     draws = (hit == 0) | (column == given) | (method == BLOCK)
-    if draws & (column <= given) & (token < 0) & (temperature != 0) & (status == 0):
+    if (waits == 0) & draws & (column <= given) & (token < 0) & (temperature != 0) & (status == 0):
         one = tl.full([], 1.0, tl.float32)
         law = line, draft, q_shift, q_factor, cut_value, cut_id, row_max, scale * LOG2_E, 1.0 / mass, one
-        if path == LISTED:
-            token = draw_from_list(step.drafts, lists, law, temperature, row, key, residual, alone, WIDE, ROOM)
-        else:
-            log_masses, _z = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
-            without = tl.where(residual & (line < 0), draft, -1)
-            if without >= 0:
-                left = _masses_without(rows, refused, law, temperature, scale, row, without, tile, log_masses, WIDE)
-                if tl.max(left) == MINUS_INF:
-                    # Nothing but the draft: then the row's own law.
-                    residual, without = residual & False, without * 0 - 1
-                    stream = tile_stream(residual, alone)
-                    noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
-                else:
-                    log_masses = left
-            # The noise is read back.
-            tl.debug_barrier()
-            token = draw_from_tiles(
-                rows,
-                step.drafts,
-                refused,
-                law,
-                temperature,
-                row,
-                key,
-                log_masses,
-                noise,
-                noises,
-                without,
-                residual,
-                alone,
-                WIDE,
-                T,
-                TILES,
-            )
-    tl.store(judged.tokens + row, token)
+        # The noise is read back.
+        tl.debug_barrier()
+        token = draw(
+            rows,
+            step.drafts,
+            lists,
+            refused,
+            law,
+            path,
+            temperature,
+            row,
+            key,
+            maxima,
+            sums,
+            noise,
+            noises,
+            residual,
+            alone,
+            WIDE,
+            ROOM,
+            T,
+            TILES,
+        )
     if waits == 0:
+        tl.store(judged.tokens + row, token)
         if is_last(verdicts.arrivals + request, num_rows):
             by_block = (method == BLOCK) & (temperature != 0)
             settle(judged, verified, request, first, num_rows, given, by_block, K, COLUMNS)
-
-
-@triton.jit
-def _masses_without(rows, refused, law, temperature, scale, row, token, tile, log_masses, WIDE: tl.constexpr):
-    """Logarithms of the tiles' masses if a token is left out: a point mass leaves all others as they are."""
-    _, _, _, _, cut_value, cut_id, row_max, _, _, _ = law
-    ids = ids_of(token // TILE + tl.arange(0, 1))
-    x = load_allowed(rows, refused, row, ids, ids >= 0)
-    x = tl.where(is_kept(x, ids, cut_value, cut_id) & (ids != token), x, MINUS_INF)
-    maximum = tl.max(x, 1)
-    mass = tl.max(tile_sums(x, maximum, scale))
-    log_mass, _z = log_tile_masses(tl.max(maximum), mass, row_max, temperature, WIDE)
-    return tl.where(tile == token // TILE, log_mass, log_masses)
 
 
 @triton.jit

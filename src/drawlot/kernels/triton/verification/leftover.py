@@ -14,10 +14,13 @@ def is_kept(x, ids, cut_value, cut_id):
 
 
 @triton.jit
-def law_of_row(judged, row):
-    """All that `weights_of` has to know of a row of an open request."""
+def law_of_row(judged, row, line, prefix):
+    """All that `weights_of` has to know of a row of an open request, if it is the P-fold of its law that is looked at.
+
+    line: of q; prefix: P, float32.
+    """
     return (
-        tl.load(judged.lines + row),
+        line,
         tl.load(judged.drafts + row),
         tl.load(judged.q_shifts + row),
         tl.load(judged.q_factors + row),
@@ -26,27 +29,43 @@ def law_of_row(judged, row):
         tl.load(judged.maxima + row),
         tl.load(judged.scales + row),
         tl.load(judged.per_masses + row),
-        tl.load(judged.prefixes + row).to(tl.float32),
+        prefix,
     )
 
 
 @triton.jit
-def weights_of(drafts, law, x, ids, mask):
+def with_prefix(law, prefix):
+    """The same for another P."""
+    return (law[0], law[1], law[2], law[3], law[4], law[5], law[6], law[7], law[8], prefix)
+
+
+@triton.jit
+def load_draft_logits(drafts, law, ids, mask):
+    """Of a dense law, at ids, for `weights_of`; law: see `law_of_row`."""
+    logits = tl.zeros(ids.shape, tl.float32)
+    if drafts.q.logits is not None:
+        # Of a row without a line any will do: a mask by row would be asked for by each load.
+        logits = load_logits(drafts.q, tl.maximum(law[0], 0), ids, mask)
+    return logits
+
+
+@triton.jit
+def weights_of(drafts, law, x, draft_logits, ids):
     """Float32 p of tokens with values x of a row, and what q leaves of it; law: see `law_of_row`."""
     line, draft, shift, factor, cut_value, cut_id, maximum, scale, per_mass, prefix = law
-    # Of a row that draws from its own law nobody asks what is left.
-    q = tl.where(ids == draft, 1.0, 0.0)
-    if drafts.sparse is not None:
-        if line >= 0:
-            q = _sparse_law(drafts.sparse, line, ids, shift, factor, tl.zeros_like(x))
-    elif drafts.q.logits is not None:
-        # Triton's interpreter makes no mask of a single flag.
-        logits = load_logits(drafts.q, line, ids, mask & (tl.zeros_like(ids) <= line))
-        q = tl.where(line >= 0, tl.exp2((logits - shift) * LOG2_E) * factor, q)
-    p = tl.where(is_kept(x, ids, cut_value, cut_id), tl.exp2((x - maximum) * scale) * per_mass, 0.0)
-    left = p * prefix - q
+    # In branches: a row has its line or not, and its cut or not.
+    if line < 0:
+        # Of a row that draws from its own law nobody asks what is left.
+        q = tl.where(ids == draft, 1.0, 0.0)
+    elif drafts.sparse is not None:
+        q = _sparse_law(drafts.sparse, line, ids, shift, factor, tl.zeros_like(x))
+    else:
+        q = tl.exp2((draft_logits - shift) * LOG2_E) * factor
+    p = tl.exp2((x - maximum) * scale) * per_mass
+    if cut_value > MINUS_INF:
+        p = tl.where(is_kept(x, ids, cut_value, cut_id), p, 0.0)
     # NaN stays NaN, and the row is known for one of which no law is left.
-    return p, tl.where(left <= 0, 0.0, left)
+    return p, tl.maximum(p * prefix - q, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -3,7 +3,6 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.together import count_up
 from drawlot.kernels.triton.verification.acceptance import accept_block
 from drawlot.outputs import RowStatus
 
@@ -27,26 +26,9 @@ def settle(judged, verified, request, first, num_rows, given, by_block, K: tl.co
     # Now: what is emitted is waited for by the next step.
     draft = tl.load(judged.drafts + at, mask=exists, other=-1)
     if by_block:
-        _, accepted = accept_block(judged, verified, first, num_rows, given, by_block & False, K, COLUMNS)
+        accepted, _ = accept_block(judged, first, given, False, K)
     token = tl.max(tl.where((column == accepted) & (status == 0), own, -1))
     put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
-
-
-@triton.jit
-def settle_but_for_weighed(
-    judged, leftovers, verdicts, verified, request, first, num_rows, given, K: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """Of an open request: stores how many drafts are accepted at least, and what has to be weighed to know more."""
-    _, accepted = accept_block(judged, verified, first, num_rows, given, given > 0, K, COLUMNS)
-    tl.store(verdicts.lowest + request, accepted)
-    count_up(leftovers.settled)
-
-
-@triton.jit
-def settle_elsewhere(leftovers, verdicts, request):
-    """Of any other request: it has nothing to be weighed."""
-    tl.store(verdicts.lowest + request, -1)
-    tl.atomic_add(leftovers.settled, 1, sem="relaxed")
 
 
 @triton.jit
@@ -60,26 +42,12 @@ def put_emitted(verified, request, at, exists, column, draft, accepted, token, K
 
 
 @triton.jit
-def skip_request(
-    drafts,
-    leftovers,
-    verdicts,
-    summary,
-    verified,
-    request,
-    first,
-    num_rows,
-    K: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    OPEN: tl.constexpr,
-):
+def skip_request(drafts, summary, verified, request, first, num_rows, K: tl.constexpr, COLUMNS: tl.constexpr):
     """Stores that a request without a state or without rows emits nothing."""
     column = tl.arange(0, COLUMNS)
     tl.store(verified.num_accepted + request, 0)
     tl.store(verified.num_sampled + request, 0)
     tl.store(verified.token_ids + request * (K + 1) + column, -1, mask=column <= K)
-    if OPEN:
-        settle_elsewhere(leftovers, verdicts, request)
     _skip_row(summary, verified, first + column, column < num_rows)
     skip_rows_after(drafts, summary, verified, request, first + num_rows)
 

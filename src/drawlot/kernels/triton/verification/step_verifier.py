@@ -11,7 +11,7 @@ from drawlot.errors import InputError
 from drawlot.kernels.drafts import Method, VerifiedRows
 from drawlot.kernels.inputs import LogprobsWanted
 from drawlot.kernels.triton.all_tokens import put_many_top_tokens
-from drawlot.kernels.triton.arguments import Columns, Drawn, Overlay, Rows, States
+from drawlot.kernels.triton.arguments import Columns, Drawn, Overlay, Rows, States, Tiles
 from drawlot.kernels.triton.launch import Launch, compiling_ahead, pack
 from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.sample import launches_of_draw
@@ -29,7 +29,7 @@ from drawlot.kernels.triton.verification.arguments import (
 )
 from drawlot.kernels.triton.verification.laws import law_kernel
 from drawlot.kernels.triton.verification.scan import scan_step_kernel
-from drawlot.kernels.triton.verification.weighed import settle_weighed_kernel, weigh_kernel
+from drawlot.kernels.triton.verification.weighed import draw_kernel, settle_weighed_kernel, weigh_kernel
 from drawlot.kernels.triton.workspace import (
     ROOM,
     SCAN_TILES,
@@ -40,14 +40,14 @@ from drawlot.kernels.triton.workspace import (
 )
 from drawlot.outputs import LogitsRows, SparseDraftLogits
 
-WEIGH_TILES = 32
+WEIGH_TILES = 16
 """Tiles that a program weighs at a time"""
-TOGETHER, REGISTERS = 3, 80
-"""Programs of rows, or that weigh, on a multiprocessor, and as many registers as let so many run at once"""
-WEIGH_ROWS = 512
-"""Rows among which those to be weighed are looked for at a time"""
-LAW_WARPS, WEIGH_WARPS, SETTLE_WARPS = 8, 8, 4
-"""Warps of a row's program, of one that weighs, and of one that looks what has been weighed"""
+REGISTERS, WEIGH_TOGETHER = 80, 6
+"""As many as let three programs of rows run at once on a multiprocessor, and so many that weigh, half as large"""
+WEIGH_REQUESTS = 32
+"""Requests among whose rows those to be weighed are looked for at a time"""
+LAW_WARPS, WEIGH_WARPS, SETTLE_WARPS = 8, 4, 8
+"""Warps of a program that finds a law or draws, of one that weighs, and of one that looks what has been weighed"""
 DRAW_TILES = 8
 """Tiles that a draw of what q leaves reads at a time"""
 
@@ -66,7 +66,7 @@ class _Memory(NamedTuple):
     def of(
         cls, num_reqs: int, num_rows: int, num_drafts: int, num_tiles: int, device: torch.device, *, wide: bool
     ) -> "_Memory":
-        blocks, stride = triton.cdiv(num_tiles, SCAN_TILES), triton.cdiv(num_tiles, WEIGH_TILES)
+        blocks = triton.cdiv(num_tiles, SCAN_TILES)
         num_words, width = num_tiles * 4, tile_block(num_tiles)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -101,15 +101,11 @@ class _Memory(NamedTuple):
                 empty(integer, num_rows),
                 empty(double, num_rows + num_drafts),
                 empty(double, num_rows),
-                empty(double, num_rows),
-                empty(integer, num_rows),
             ),
             Leftovers(
                 empty(integer, 1),
-                empty(single, num_rows, stride),
-                empty(double if wide else single, num_rows, stride),
-                empty(integer, num_rows, stride),
-                stride,
+                empty(integer, 1),
+                empty(single, num_rows, width),
                 empty(double if wide else single, num_rows, width),
                 width,
             ),
@@ -381,30 +377,54 @@ class StepVerifier:
             scan,
             launches_of_draw(work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide)[1:] if finishes else [],
             laws,
-            self._launches_of_weighed(shape, follow) if weighs else [],
+            self._launches_of_weighed(shape, follow, tiles) if weighs else [],
             None if columns is None else launch_of_columns(work, steps._wanted, emitted, columns, steps._mode),
         )
 
-    def _launches_of_weighed(self, shape: dict[str, Any], follow: dict[str, Any]) -> list[Launch]:
-        """Weigh rows and settle their requests."""
+    def _launches_of_weighed(self, shape: dict[str, Any], follow: dict[str, Any], tiles: Tiles) -> list[Launch]:
+        """Draw for open requests, weigh rows of them, and settle them."""
         judged, leftovers, verdicts, verified, *_ = self._memory
-        num_blocks = leftovers.stride
-        num_places = TOGETHER * max(num_multiprocessors(self._methods.of_states.device), 1)
+        work, wide = self._work, self._steps._wide
+        num_blocks: int = triton.cdiv(self._steps._num_tiles, WEIGH_TILES)
+        num_places = WEIGH_TOGETHER * max(num_multiprocessors(self._methods.of_states.device), 1)
 
         def num_weighers(num_reqs: int) -> int:
-            # Where all find a place beside few rows, the kernel after them is set up early.
-            num_rows = num_reqs * (self._num_drafts + 1)
-            return num_places - num_rows if 3 * num_rows < num_places else num_places
+            # No more than find a place beside those that draw, since who settles is set up when all have begun; and few
+            # for few requests, of which about a row each is weighed.
+            most: int = max(num_places - 2 * num_reqs, num_places // 2)
+            return min(num_reqs * num_blocks, most)
 
         return [
+            Launch(
+                draw_kernel,
+                lambda num_reqs: num_reqs,
+                tiles,
+                work.lists,
+                work.whole,
+                work.summary,
+                judged,
+                leftovers,
+                verdicts,
+                verified,
+                WIDE=wide,
+                K=self._num_drafts,
+                T=work.tile_block,
+                ROOM=ROOM,
+                TILES=DRAW_TILES,
+                num_warps=LAW_WARPS,
+                maxnreg=REGISTERS,
+                **follow,
+            ),
             Launch(
                 weigh_kernel,
                 num_weighers,
                 judged,
                 leftovers,
+                verdicts,
                 num_blocks,
+                K=self._num_drafts,
+                REQUESTS=WEIGH_REQUESTS,
                 TILES=WEIGH_TILES,
-                ROWS=WEIGH_ROWS,
                 num_warps=WEIGH_WARPS,
                 maxnreg=REGISTERS,
                 **follow,
@@ -416,9 +436,8 @@ class StepVerifier:
                 leftovers,
                 verdicts,
                 verified,
-                num_blocks,
-                WIDE=self._steps._wide,
-                BLOCKS=triton.next_power_of_2(num_blocks),
+                WIDE=wide,
+                T=work.tile_block,
                 num_warps=SETTLE_WARPS,
                 **shape,
                 **follow,

@@ -112,9 +112,10 @@ def weigh_kernel(
     TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """All programs share the blocks of rows to be weighed. num_blocks: of a row, TILES tiles each.
+    """All programs share the blocks of rows to be weighed, each from a counter: some begin late, and some take long.
 
-    REQUESTS: that are looked through at a time.
+    As `draw_kernel` it waits for rows' laws alone. num_blocks: of a row, TILES tiles each; REQUESTS: that are looked
+    through at a time.
     """
     let_next_start(OVERLAP)
     num_reqs, item = step.drafts.num_reqs, _next_item(leftovers)
@@ -147,7 +148,7 @@ def weigh_kernel(
 
 @triton.jit
 def _next_item(leftovers):
-    """Each is taken once: some programs begin late, and some blocks take long."""
+    """The number of a block that no program has taken."""
     return tl.atomic_add(leftovers.num_taken, 1, sem="relaxed")
 
 

@@ -122,7 +122,7 @@ def test_a_step_leaves_nothing_behind_for_the_next() -> None:
 
 
 def test_rows_to_be_weighed_are_looked_for_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Two requests at a time instead of 64, two tiles a block; one request has no drafts.
+    # Two requests at a time instead of 32, two tiles a block; one request has no drafts.
     monkeypatch.setattr(step_verifier, "WEIGH_REQUESTS", 2)
     monkeypatch.setattr(step_verifier, "WEIGH_TILES", 2)
     torch.manual_seed(3)

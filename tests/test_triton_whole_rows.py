@@ -8,11 +8,18 @@ import torch
 from torch import Tensor
 
 from drawlot.kernels import reference
-from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams
+from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SparseBias
 from tests.test_backends import NEAR_TIE
 
-triton = pytest.importorskip("triton")
-tl = triton.language
+pytest.importorskip("triton")
+import triton
+import triton.language as tl
+from triton.runtime.errors import InterpreterError
+
+from drawlot.kernels.triton.workspace import Workspace
+from tests import whole_row_mutants
+from tests.verification.kernel_mutants import KernelMutant
+
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter")
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -22,6 +29,9 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "peaked, in bfloat16": lambda x: (3 * x).bfloat16().float(),
     "an outlier before tokens in order": lambda x: x.sort(descending=True).values + 50.0 * (torch.arange(V) == 0),
     "hundreds equal": lambda x: (2 * x).round() / 2,
+    "tiles of one token beside flat ones": lambda x: torch.where(
+        torch.arange(V) % 256 < 128, x / 9, 14.5 * (torch.arange(V) % 128 == 0)
+    ),
 }
 FILTERS: dict[str, dict[str, float]] = {
     "top-p": {"temperature": 1.5, "top_p": 0.95},
@@ -33,6 +43,8 @@ FILTERS: dict[str, dict[str, float]] = {
     "min-p": {"min_p": 0.01, "temperature": 1.2},
     "min-p and top-p": {"min_p": 0.02, "top_p": 0.9, "temperature": 1.2},
     "min-p and top-k": {"min_p": 0.05, "top_k": 1000},
+    "nearly all": {"top_p": 0.993},
+    "nearly all, warm": {"top_k": V - 3, "temperature": 3.0},
 }
 
 
@@ -74,11 +86,72 @@ def compare(x: Tensor, rows: RowParams, *, wide: bool = False) -> None:
     torch.testing.assert_close(fast.logprobs[1][sure], exact.logprobs[1][sure], rtol=2e-6, atol=2e-6)
 
 
+def rows_of_all_kinds(filters: str) -> Tensor:
+    noise = torch.randn(len(ROWS), V, generator=torch.Generator().manual_seed(len(filters)))
+    return torch.stack([make(row) for make, row in zip(ROWS.values(), noise, strict=True)])
+
+
 @pytest.mark.parametrize("filters", FILTERS)
 def test_whole_rows_are_cut_as_the_reference_cuts_them(filters: str) -> None:
-    noise = torch.randn(len(ROWS), V, generator=torch.Generator().manual_seed(len(filters)))
-    x = torch.stack([make(row) for make, row in zip(ROWS.values(), noise, strict=True)])
+    x = rows_of_all_kinds(filters)
     compare(x, params(len(x), **FILTERS[filters]), wide=filters == "half")
+
+
+def make_lists_useless(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All lists of whole rows, so that their programs read them again and again."""
+    from drawlot.kernels.triton import bracket, sample, workspace
+
+    if why == "no room for the list":
+        for module in (sample, workspace):
+            monkeypatch.setattr(module, "long_room", lambda num_tiles: 256)
+    else:
+        assert why == "the cut lies elsewhere"
+        monkeypatch.setattr(bracket, "_ERRORS", tl.constexpr(-0.5))
+        monkeypatch.setattr(bracket, "_LEAST", tl.constexpr(0.0))
+
+
+def workspaces_made(monkeypatch: pytest.MonkeyPatch) -> list[Workspace]:
+    """Those of later calls, which fill the list."""
+    made: list[Workspace] = []
+    of = Workspace.of
+
+    def spy(*args: Any, **kwargs: Any) -> Workspace:
+        made.append(of(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(Workspace, "of", spy)
+    return made
+
+
+def compare_in(world: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `compare`, of rows under filters, whose list may be of no use, or end at values that tokens have."""
+    from drawlot.kernels.triton import whole_rows
+
+    *why, filters = world.split(": ")
+    x = rows_of_all_kinds(filters)
+    if why == ["borders that are tokens"]:
+        ordered = x.sort(descending=True).values
+
+        def borders(rows: Any, tiles: Any, row: Any, *_: Any) -> Any:
+            low, high = (float(ordered[int(row.handle.data.item()), place]) for place in (3000, 400))
+            return tl.full([], low, tl.float32), tl.full([], high, tl.float32), row < 0
+
+        monkeypatch.setattr(whole_rows, "sample_bracket", borders)
+    elif why:
+        make_lists_useless(why[0], monkeypatch)
+    compare(x, params(len(x), **FILTERS[filters]))
+
+
+@pytest.mark.parametrize("world", sorted({mutant.world for mutant in whole_row_mutants.ALL} - set(FILTERS)))
+def test_right_kernels_are_right_wherever_the_list_ends(world: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare_in(world, monkeypatch)
+
+
+@pytest.mark.parametrize("mutant", whole_row_mutants.ALL, ids=lambda mutant: mutant.name)
+def test_wrong_kernels_are_seen(mutant: KernelMutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = r"assert|Tensor-likes|OutOfBoundsError"
+    with mutant.planted(), pytest.raises((AssertionError, InterpreterError), match=seen):
+        compare_in(mutant.world, monkeypatch)
 
 
 def test_a_filter_that_keeps_everything_changes_no_bit() -> None:
@@ -98,7 +171,7 @@ def test_a_filter_that_keeps_everything_changes_no_bit() -> None:
 
 @pytest.mark.parametrize("why", ["the cut lies elsewhere", "no room for the list"])
 def test_rows_whose_list_is_of_no_use_are_read_again(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from drawlot.kernels.triton import bracket, sample, whole_row
+    from drawlot.kernels.triton import whole_row
 
     calls = []
     slow_cut = whole_row.slow_cut
@@ -108,11 +181,7 @@ def test_rows_whose_list_is_of_no_use_are_read_again(why: str, monkeypatch: pyte
         return slow_cut(*args)
 
     monkeypatch.setattr(whole_row, "slow_cut", spy)
-    if why == "no room for the list":
-        monkeypatch.setattr(sample, "long_room", lambda num_tiles: 256)
-    else:
-        monkeypatch.setattr(bracket, "_ERRORS", tl.constexpr(-0.5))
-        monkeypatch.setattr(bracket, "_LEAST", tl.constexpr(0.0))
+    make_lists_useless(why, monkeypatch)
     x = torch.randn(3, V, generator=torch.Generator().manual_seed(3))
     for filters in ("top-p", "top-k", "min-p and top-p"):
         compare(x, params(3, **FILTERS[filters]))
@@ -122,16 +191,8 @@ def test_rows_whose_list_is_of_no_use_are_read_again(why: str, monkeypatch: pyte
 def test_a_sample_says_where_the_cut_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within few tokens of it, and hardly ever elsewhere: of 9 cuts, each missed once in 70,000 times, none is."""
     from drawlot.kernels.triton import sample
-    from drawlot.kernels.triton.workspace import Workspace
 
-    made: list[Workspace] = []
-    of = Workspace.of
-
-    def spy(*args: Any, **kwargs: Any) -> Workspace:
-        made.append(of(*args, **kwargs))
-        return made[-1]
-
-    monkeypatch.setattr(sample.Workspace, "of", spy)
+    made = workspaces_made(monkeypatch)
     x = torch.randn(3, 20_000, generator=torch.Generator().manual_seed(4))
     for filters, most in (("top-p", 0.12), ("top-k", 0.1), ("min-p and top-p", 0.2)):
         sample.sample_rows(x, params(3, **FILTERS[filters]), Edits(), None)
@@ -139,3 +200,40 @@ def test_a_sample_says_where_the_cut_is(monkeypatch: pytest.MonkeyPatch) -> None
         assert bool((whole.low <= summary.cut_value).all())
         assert bool((summary.cut_value < whole.high).all())
         assert float(whole.listed.max()) / 20_000 < most, filters
+
+
+@pytest.mark.parametrize("asked", ["nothing", "logprobs", "logprobs of edited rows"])
+@pytest.mark.parametrize("vocab_size", [100, V])
+def test_each_row_is_decided_once(vocab_size: int, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a GPU whole rows wait for that: a row that is not counted would hang them, one counted twice would be left out.
+    from drawlot.kernels.triton import sample
+    from drawlot.kernels.triton.summary import COUNT, COUNT_OF_RANKS, UNDECIDED
+
+    works = workspaces_made(monkeypatch)
+    kinds: list[dict[str, float]] = [
+        {"temperature": 0.0},
+        {},
+        {"top_k": 20},
+        {"top_p": 0.95},
+        {"top_p": 0.95, "top_k": 5},
+    ]
+    # A row of each kind, then a bad one and one without a token of each.
+    n = len(kinds)
+    parts = [torch.cat(columns) for columns in zip(*(params(1, **kind) for kind in kinds), strict=True)]
+    rows = RowParams(*(part.repeat(3) for part in parts))
+    x = torch.randn(3 * n, vocab_size, generator=torch.Generator().manual_seed(1))
+    x[n : 2 * n, 77], x[2 * n :] = torch.nan, -torch.inf
+    ids = torch.zeros(3 * n, dtype=torch.int64)
+    edits = Edits(bias=SparseBias(torch.arange(n), ids[:n] + 9, torch.full((n,), 0.5)))
+    wanted = LogprobsWanted("raw_logprobs", ids == 0, ids, ids.unsqueeze(1)[:, :0], 0)
+    edits, wanted = edits if "edited" in asked else Edits(), None if asked == "nothing" else wanted
+    expected = reference.sample_rows(x, rows, edits, wanted)
+    got = sample.sample_rows(x, rows, edits, wanted)
+    assert got.token_ids.tolist() == expected.token_ids.tolist()
+    control = works[0].tiles.control.tolist()
+    assert control[UNDECIDED.value] == 0
+    # The flat row of top-p.
+    assert control[COUNT.value] == 1
+    # Its rank no list knows, nor that of a long row without filters, and none that of an edited row.
+    ranks = {"nothing": 0, "logprobs": 2 if vocab_size == V else 1, "logprobs of edited rows": 5}
+    assert control[COUNT_OF_RANKS.value] == ranks[asked]

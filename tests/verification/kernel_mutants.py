@@ -107,14 +107,14 @@ OF_STANDARD = [
         "tl.where((column == tl.minimum(accepted + 1, n)) & (status == 0), own, -1)",
         "two drafts",
     ),
-    KernelMutant("residual without q", leftover.weights_of, "p * prefix - q", "p * prefix"),
+    KernelMutant("residual without q", leftover.weights_of, "prefix) - q", "prefix)"),
     KernelMutant(
         "residual of both sides",
         leftover.weights_of,
-        "tl.maximum(p * prefix - q, 0.0, propagate_nan=tl.PropagateNan.ALL)",
-        "tl.abs(p * prefix - q)",
+        "tl.maximum(weight * (per_mass * prefix) - q, 0.0, propagate_nan=tl.PropagateNan.ALL)",
+        "tl.abs(weight * (per_mass * prefix) - q)",
     ),
-    KernelMutant("residual of twice p", leftover.weights_of, "(p * prefix", "(2 * p * prefix"),
+    KernelMutant("residual of twice p", leftover.weights_of, "(weight * (", "(2 * weight * ("),
     KernelMutant(
         "residual of q without its factor",
         leftover.weights_of,
@@ -316,7 +316,7 @@ OF_BLOCK = [
     ),
     KernelMutant(
         "block: weighed by the law alone",
-        weighed._weigh_block,
+        weighed.weigh_kernel,
         "law = with_prefix(law, ",
         "_unused = with_prefix(law, ",
         "block",
@@ -337,9 +337,9 @@ OF_BLOCK = [
     ),
     KernelMutant(
         "block: weighed by q of the row before",
-        weighed._weigh_block,
-        "* drafts.lines + column",
-        "* drafts.lines + column - 1",
+        weighed._row_of,
+        "line + column, 0",
+        "line + column - 1, 0",
         "block",
     ),
 ]
@@ -358,8 +358,8 @@ THE_SAME = [
     KernelMutant(
         "equal: residual by half",
         leftover.weights_of,
-        "return p, tl.maximum(p * prefix - q",
-        "return p, 0.5 * tl.maximum(p * prefix - q",
+        "left = tl.maximum(",
+        "left = 0.5 * tl.maximum(",
     ),
 ]
 ALL = [*OF_STANDARD, *OF_FORMS, *OF_PARAMETERS, *OF_BLOCK]

@@ -116,7 +116,7 @@ class Tiles(NamedTuple):
     raw_sums: Tensor | None
     stride: int
     control: Tensor
-    """int32 [4]: counters that the scan sets to 0, see `summary.COUNT` and the others"""
+    """int32 [4]: counters that the scan sets back, see `summary.COUNT` and the others"""
     refused: Tensor | None = None
     """int32 [N]: a token that a constraint refuses although the scan saw it, -1 for none; None: there are none"""
     undrawn: Tensor | None = None

@@ -13,7 +13,18 @@ from drawlot.kernels.triton.reduce import sum_of_masses
 from drawlot.kernels.triton.refused import load_allowed, without_refused
 from drawlot.kernels.triton.scan import GROUP, GROUPS, group_of, raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, temperature_of
-from drawlot.kernels.triton.summary import COUNT, COUNT_OF_RANKS, GREEDY, NO_TOKEN, TILES, WHOLE, put, put_cut
+from drawlot.kernels.triton.summary import (
+    COUNT,
+    COUNT_OF_RANKS,
+    GREEDY,
+    NO_TOKEN,
+    TILES,
+    UNDECIDED,
+    WHOLE,
+    put,
+    put_cut,
+)
+from drawlot.kernels.triton.together import count_up
 from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
@@ -89,6 +100,7 @@ def finish_kernel(
     if is_row == 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0.0, 0.0)
         tl.store(summary.rank + row, 0)
+        _count_decided(tiles)
         return
     if refused is not None:
         if refused >= 0:
@@ -106,6 +118,7 @@ def finish_kernel(
         tl.store(summary.rank + row, 0)
         if columns is not None:
             put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, row >= 0)
+        _count_decided(tiles)
         return
 
     row_max = value_of(highest)
@@ -125,6 +138,14 @@ def finish_kernel(
     if RAW:
         # Edits move tokens of raw logits: their ranks are to be counted.
         is_known = is_edited(rows, row) == 0
+    asks = wants & (is_known == 0)
+    # Of these rows it is known before anything is drawn that nobody reads them again.
+    is_sure = ((temperature == 0) & (asks == 0)) | ((filtered == 0) & (wants == 0))
+    undecided = None
+    if tiles.undrawn is None:
+        undecided = tiles.control + UNDECIDED
+        if is_sure:
+            tl.atomic_add(undecided, 1, sem="relaxed")
     if temperature == 0:
         best = tl.min(tl.where(orders == highest, tile * GROUPS + group_of(best_groups), LAST_ID))
         ids = best * GROUP + tl.arange(0, GROUP)
@@ -138,8 +159,9 @@ def finish_kernel(
             logprob = result_of(row_max, row_max, log_mass, temperature, RAW, LOGITS)
             if wants & is_known:
                 put_column(columns, row, token, logprob, 1, row >= 0)
-        if wants & (is_known == 0):
+        if asks:
             _ask_for_rank(tiles, whole, columns, summary, row)
+            _count_decided(tiles)
         return
 
     done = False
@@ -161,6 +183,8 @@ def finish_kernel(
             draws,
             columns,
             wants & is_known,
+            (asks == 0) & (is_sure == 0),
+            undecided,
             raw_log_mass,
             RAW,
             LOGITS,
@@ -169,8 +193,9 @@ def finish_kernel(
             BLOCK,
         )
     if done:
-        if wants & (is_known == 0):
+        if asks:
             _ask_for_rank(tiles, whole, columns, summary, row)
+            _count_decided(tiles)
         return
     if filtered:
         begin_whole_row(whole, row, tl.atomic_add(tiles.control + COUNT, 1))
@@ -185,6 +210,15 @@ def finish_kernel(
         tl.store(summary.rank + row, 0)
     if wants:
         _ask_for_rank(tiles, whole, columns, summary, row)
+    if is_sure == 0:
+        _count_decided(tiles)
+
+
+@triton.jit
+def _count_decided(tiles):
+    """For whole rows: what this one leaves to be read again, if anything, is stored."""
+    if tiles.undrawn is None:
+        count_up(tiles.control + UNDECIDED)
 
 
 @triton.jit

@@ -85,6 +85,8 @@ def draw_from_list(
     draws,
     columns,
     has_column,
+    counts,
+    undecided,
     raw_log_mass,
     RAW: tl.constexpr,
     LOGITS: tl.constexpr,
@@ -96,7 +98,8 @@ def draw_from_list(
 
     maxima, sums: float32 [T], of the row's tiles; begun: what `begin_list` returns; filters, key: what `filters_of` and
     `noise_key` of `states` return; draws: otherwise nobody asks for the token, and it is -1; has_column: whether
-    columns, if there are any, are to have the token; raw_log_mass: of the raw logits, if they have the same values.
+    columns, if there are any, are to have the token; counts: whether to count the row in `undecided`, if there
+    is that, as soon as the list decides it; raw_log_mass: of the raw logits, if they have the same values.
     """
     top_k, top_p, min_p = filters
     line, num_alone, num_crowded, group, x = begun
@@ -143,6 +146,9 @@ def draw_from_list(
         kept = rank < num_kept
 
         if done:
+            if undecided is not None:
+                if counts:
+                    tl.atomic_add(undecided, 1, sem="relaxed")
             last = rank == num_kept - 1
             tl.store(summary.cut_value + row + slot * 0, value, mask=last)
             tl.store(summary.cut_id + row + slot * 0, token, mask=last)

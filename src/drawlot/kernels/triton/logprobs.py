@@ -64,8 +64,9 @@ def logprobs_of(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> tu
         )
         packed = pack(rows), pack(states)
         num_blocks = triton.cdiv(rows.num_tiles, SCAN_TILES)
-        how = {"OVERLAP": overlaps(device), "num_warps": SCAN_WARPS, "enable_fp_fusion": False}
-        Launch(scan_kernel, lambda n: n * num_blocks, work.tiles, None, num_blocks, TILES=SCAN_TILES, **how)(n, *packed)
+        shape = {"NUM_BLOCKS": num_blocks, "TILES": SCAN_TILES, "OVERLAP": overlaps(device)}
+        how = {"num_warps": SCAN_WARPS, "enable_fp_fusion": False}
+        Launch(scan_kernel, lambda n: n * num_blocks, work.tiles, None, **shape, **how)(n, *packed)
         maxima = work.tiles.maxima[:, : rows.num_tiles].double()
         maximum = maxima.amax(1)
         mass = (work.tiles.sums[:, : rows.num_tiles] * (maxima - maximum.unsqueeze(1)).exp()).sum(1)

@@ -90,7 +90,7 @@ def launches_of_draw(
             lambda n: n * num_blocks,
             work.tiles,
             wanted,
-            num_blocks,
+            NUM_BLOCKS=num_blocks,
             TILES=SCAN_TILES,
             num_warps=SCAN_WARPS,
             **how,

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.pdl import let_next_start
 from drawlot.kernels.triton.states import scan_scale
+from drawlot.kernels.triton.summary import UNDECIDED
 from drawlot.kernels.triton.values import (
     MINUS_INF,
     edited,
@@ -87,22 +88,34 @@ def others_of(best_groups):
 
 
 @triton.jit
-def scan_kernel(rows, states, tiles, wanted, num_blocks, TILES: tl.constexpr, OVERLAP: tl.constexpr):
+def scan_kernel(rows, states, tiles, wanted, NUM_BLOCKS: tl.constexpr, TILES: tl.constexpr, OVERLAP: tl.constexpr):
     """Program: TILES tiles of one row."""
-    scan_block(rows, states, tiles, wanted, tl.program_id(0), num_blocks, TILES, OVERLAP)
+    num_rows = tl.num_programs(0) // NUM_BLOCKS
+    scan_block(rows, states, tiles, wanted, tl.program_id(0), num_rows, NUM_BLOCKS, TILES, OVERLAP)
 
 
 @triton.jit
-def scan_block(rows, states, tiles, wanted, item, num_blocks, TILES: tl.constexpr, OVERLAP: tl.constexpr):
-    """Item: a block of TILES tiles of one row."""
-    row = (item // num_blocks).to(tl.int64)
-    tile = (item % num_blocks) * TILES + tl.arange(0, TILES)
+def scan_block(
+    rows,
+    states,
+    tiles,
+    wanted,
+    item,
+    num_rows,
+    NUM_BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Item: a block of TILES tiles of one row. num_rows: that there are."""
+    row = (item // NUM_BLOCKS).to(tl.int64)
+    tile = (item % NUM_BLOCKS) * TILES + tl.arange(0, TILES)
     ids = slices_of(rows, tile)
     let_next_start(OVERLAP)
     # Before the parameters, so that the program waits once. Skipped rows have logits too.
     logits = load_all_logits(rows, row, ids, (tile < rows.num_tiles)[:, None, None])
     if item == 0:
-        tl.store(tiles.control + tl.arange(0, 4), 0)
+        place = tl.arange(0, 4)
+        tl.store(tiles.control + place, tl.where(place == UNDECIDED, -num_rows, 0))
     state = tl.load(states.index + row)
     if state >= 0:
         # Early: a load at the end of a program is waited for by itself.
@@ -117,7 +130,7 @@ def scan_block(rows, states, tiles, wanted, item, num_blocks, TILES: tl.constexp
             # Edits need many registers, which all rows would pay for: they are given few tiles at a time.
             start = 0
             while start < TILES:
-                few = (item % num_blocks) * TILES + start + tl.arange(0, _FEW)
+                few = (item % NUM_BLOCKS) * TILES + start + tl.arange(0, _FEW)
                 few_ids = ids_of(few)
                 few_logits = load_logits(rows, row, few_ids, (few < rows.num_tiles)[:, None])
                 _put_tiles(rows, tiles, row, few, few_ids, few_logits, scale, is_apart, True)

@@ -1,4 +1,4 @@
-"""Programs that work together: a barrier for a whole grid, and the last of a few programs.
+"""Programs that work together: a barrier for a whole grid, the last of a few programs, counts and values to wait for.
 
 A grid with a barrier has as many programs as run at once, so that none waits for one that cannot start. Two such grids
 on two streams may each hold half of the GPU and wait for ever: draw on one stream at a time.

@@ -5,13 +5,13 @@ import triton.language as tl
 
 from drawlot.kernels.triton.bracket import LARGEST, min_p_line, sample_bracket
 from drawlot.kernels.triton.listing import append_between
-from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.pdl import follow, let_next_start, wait_for_previous
 from drawlot.kernels.triton.ranks import count_ranks
 from drawlot.kernels.triton.reduce import FIXED_POINT, sum_of, total_of
 from drawlot.kernels.triton.scan import LOG2_E
 from drawlot.kernels.triton.states import filters_of, scale_of, temperature_of
-from drawlot.kernels.triton.summary import ARRIVALS, COUNT, COUNT_OF_RANKS
-from drawlot.kernels.triton.together import wait_for_all
+from drawlot.kernels.triton.summary import ARRIVALS, COUNT, COUNT_OF_RANKS, UNDECIDED
+from drawlot.kernels.triton.together import wait_for, wait_for_all
 from drawlot.kernels.triton.values import TILE, ids_of, load_values, order_of, value_of
 from drawlot.kernels.triton.whole_row import (
     MASS_ABOVE,
@@ -46,8 +46,14 @@ def whole_rows_kernel(
 
     num_parts: of a row; ROOM: tokens of a long list; columns, RAW, LOGITS: as for `finish_kernel`.
     """
-    follow(OVERLAP)
     first = tl.program_id(0)
+    if tiles.undrawn is None:
+        # Mostly no row is left, which is known before the tokens are. All rows are being finished by now. Those that
+        # drafts come before draw no token: of them the launch's end tells sooner.
+        let_next_start(OVERLAP)
+        wait_for(tiles.control + UNDECIDED, 0)
+    else:
+        follow(OVERLAP)
     # Both at once: most steps leave none.
     num_rows, num_rank_rows = tl.load(tiles.control + COUNT), tl.load(tiles.control + COUNT_OF_RANKS)
     if num_rows > 0:
@@ -80,6 +86,9 @@ def whole_rows_kernel(
         row = tl.load(whole.rank_rows + item // num_parts).to(tl.int64)
         count_ranks(rows, states, tiles, columns, drawn, summary, row, part, stop, RAW, LOGITS, TILES)
         item += stop - part
+    if tiles.undrawn is None:
+        if first == 0:
+            wait_for_previous(OVERLAP)
 
 
 @triton.jit

@@ -112,7 +112,7 @@ class Leftovers(NamedTuple):
     known: Tensor
     """int32 [1]: rows that have their laws, or have none"""
     num_taken: Tensor
-    """int32 [1]: blocks that programs have taken to weigh"""
+    """int32 [R]: blocks that programs have taken to weigh, of each group of requests"""
     masses: Tensor
     """float32 [N, width]: sums of max(P p - q, 0) over the tiles of a row; -1 until they are known"""
     noises: Tensor

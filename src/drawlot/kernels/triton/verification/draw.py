@@ -85,7 +85,7 @@ def draw_from_list(drafts, lists, law, temperature, row, key, residual, alone, W
     law: as for `weights_of`; key: as for `race`; residual: of what q leaves; alone: of a request without drafts.
     """
     x, ids = load_list(lists, row, tl.arange(0, ROOM))
-    p, left = weights_of(drafts, law, x, load_draft_logits(drafts, law, ids, ids < LAST_ID), ids)
+    p, left = weights_of(drafts, law, x, load_draft_logits(drafts, law, ids, ids < LAST_ID), ids, -1)
     total = tl.sum(left)
     # Of an empty or broken law is drawn what the row draws for itself.
     residual = residual & (total > 0) & (total < float("inf")) & ((law[0] < 0) | (law[2] == law[2]))
@@ -167,7 +167,7 @@ def _keys_of_leftovers(rows, drafts, row, tile, mask):
     refused, law, noises, row = row
     ids = ids_of(tile)
     x = load_allowed(rows, refused, row, ids, mask[:, None])
-    _p, left = weights_of(drafts, law, x, load_draft_logits(drafts, law, ids, mask[:, None]), ids)
+    _p, left = weights_of(drafts, law, x, load_draft_logits(drafts, law, ids, mask[:, None]), ids, -1)
     noise = tl.load(noises + tile)
     masses = tl.sum(left, 1)
     return tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + noise, MINUS_INF)
@@ -181,7 +181,7 @@ def draw_from_tile(
     _, _, _, _, cut_value, cut_id, row_max, _, _, _ = law
     ids = tile * TILE + tl.arange(0, TILE)
     x = load_allowed(rows, refused, row, ids, ids >= 0)
-    _p, left = weights_of(drafts, law, x, load_draft_logits(drafts, law, ids, ids >= 0), ids)
+    _p, left = weights_of(drafts, law, x, load_draft_logits(drafts, law, ids, ids >= 0), ids, -1)
     kept = is_kept(x, ids, cut_value, cut_id) & (ids != without)
     z = tl.where(kept, z_of(x, row_max, temperature, WIDE), MINUS_INF)
     log_left = tl.where(left > 0, tl.log(tl.where(left > 0, left, 1.0)), MINUS_INF).to(z.dtype)

@@ -32,13 +32,14 @@ def judge_row(
     drafts = step.drafts
     if (request == 0) & (column == 0):
         tl.store(leftovers.known, 0)
-        tl.store(leftovers.num_taken, 0)
     first, num_rows = rows_of_request(drafts, request)
     state = tl.load(drafts.state_rows + request)
     tokens, num_drafts = load_drafts(drafts, request, tl.arange(0, COLUMNS), num_rows, K)
     if column == 0:
         tl.store(verdicts.arrivals + request, 0)
         tl.store(verdicts.num_drafts + request, -1)
+        # As many as groups of requests are asked for.
+        tl.store(leftovers.num_taken + request, 0)
     if column < num_rows:
         row = first + column
         token = tl.sum(tl.where(tl.arange(0, COLUMNS) == column, tokens, 0))

@@ -50,8 +50,8 @@ def load_draft_logits(drafts, law, ids, mask):
 
 
 @triton.jit
-def weights_of(drafts, law, x, draft_logits, ids):
-    """Float32 p of tokens with values x of a row, and what q leaves of it; law: see `law_of_row`."""
+def weights_of(drafts, law, x, draft_logits, ids, refused):
+    """Float32 p of tokens with values x of a row, and what q leaves of it; law: see `law_of_row`; refused: p is 0."""
     line, draft, shift, factor, cut_value, cut_id, maximum, scale, per_mass, prefix = law
     # In branches: a row has its line or not, and its cut or not.
     if line < 0:
@@ -61,11 +61,12 @@ def weights_of(drafts, law, x, draft_logits, ids):
         q = _sparse_law(drafts.sparse, line, ids, shift, factor, tl.zeros_like(x))
     else:
         q = tl.exp2((draft_logits - shift) * LOG2_E) * factor
-    p = tl.exp2((x - maximum) * scale) * per_mass
-    if cut_value > MINUS_INF:
-        p = tl.where(is_kept(x, ids, cut_value, cut_id), p, 0.0)
+    weight = tl.exp2((x - maximum) * scale)
+    if (cut_value > MINUS_INF) | (refused >= 0):
+        weight = tl.where(is_kept(x, ids, cut_value, cut_id) & (ids != refused), weight, 0.0)
     # NaN stays NaN, and the row is known for one of which no law is left.
-    return p, tl.maximum(p * prefix - q, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    left = tl.maximum(weight * (per_mass * prefix) - q, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return weight * per_mass, left
 
 
 @triton.jit

@@ -20,7 +20,7 @@ def scan_step_kernel(
     judged,
     leftovers,
     verdicts,
-    num_blocks,
+    NUM_BLOCKS: tl.constexpr,
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPARSE: tl.constexpr,
@@ -28,25 +28,26 @@ def scan_step_kernel(
     PARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Programs: one a row that a request may have, num_blocks a row, num_blocks a line of q without a log-sum-exp.
+    """Programs: one a row that a request may have, NUM_BLOCKS a row, NUM_BLOCKS a line of q without a log-sum-exp.
 
     COLUMNS, SPARSE: powers of two > K, >= tokens of a sparse law; PARTS: into which a block of q is summed.
     """
     program = tl.program_id(0)
     # First what waits for one load after the other.
     first_block = step.drafts.num_reqs * (K + 1)
-    first_line = first_block + step.drafts.num_rows * num_blocks
+    first_line = first_block + step.drafts.num_rows * NUM_BLOCKS
     if program < first_block:
         let_next_start(OVERLAP)
         request, column = (program // (K + 1)).to(tl.int64), program % (K + 1)
         judge_row(rows, step, methods, judged, leftovers, verdicts, request, column, K, COLUMNS, SPARSE)
     elif program < first_line:
-        scan_block(rows, step.states, tiles, wanted, program - first_block, num_blocks, TILES, OVERLAP)
+        item, num_rows = program - first_block, step.drafts.num_rows
+        scan_block(rows, step.states, tiles, wanted, item, num_rows, NUM_BLOCKS, TILES, OVERLAP)
     else:
         let_next_start(OVERLAP)
         if step.drafts.q.logits is not None:
-            line = (program - first_line) // num_blocks
-            block = (program - first_line) % num_blocks
+            line = (program - first_line) // NUM_BLOCKS
+            block = (program - first_line) % NUM_BLOCKS
             _put_sums(step, methods, judged, (line // K).to(tl.int64), line % K, block, K, COLUMNS, TILES, PARTS)
 
 

@@ -104,7 +104,7 @@ class _Memory(NamedTuple):
             ),
             Leftovers(
                 empty(integer, 1),
-                empty(integer, 1),
+                empty(integer, num_reqs),
                 empty(single, num_rows, width),
                 empty(double if wide else single, num_rows, width),
                 width,
@@ -269,7 +269,7 @@ class StepVerifier:
             if adjacent != 1 or per_draft == 0 or per_state % per_draft:
                 draft_logits = draft_logits.contiguous()
                 per_state, per_draft, _ = draft_logits.stride()
-            x, stride, lines = draft_logits[0], per_draft, per_state // per_draft
+            x, stride, lines = draft_logits, per_draft, per_state // per_draft
         return StepDrafts(
             token_ids.contiguous(),
             one_a_row(rows.cu_num_logits, num_reqs + 1),
@@ -340,7 +340,7 @@ class StepVerifier:
             judged,
             leftovers,
             verdicts,
-            triton.cdiv(steps._num_tiles, SCAN_TILES),
+            NUM_BLOCKS=triton.cdiv(steps._num_tiles, SCAN_TILES),
             **shape,
             SPARSE=sparse,
             TILES=SCAN_TILES,
@@ -421,7 +421,7 @@ class StepVerifier:
                 judged,
                 leftovers,
                 verdicts,
-                num_blocks,
+                NUM_BLOCKS=num_blocks,
                 K=self._num_drafts,
                 REQUESTS=WEIGH_REQUESTS,
                 TILES=WEIGH_TILES,

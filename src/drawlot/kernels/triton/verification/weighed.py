@@ -106,7 +106,7 @@ def weigh_kernel(
     judged,
     leftovers,
     verdicts,
-    num_blocks,
+    NUM_BLOCKS: tl.constexpr,
     K: tl.constexpr,
     REQUESTS: tl.constexpr,
     TILES: tl.constexpr,
@@ -114,76 +114,68 @@ def weigh_kernel(
 ):
     """All programs share the blocks of rows to be weighed, each from a counter: some begin late, and some take long.
 
-    As `draw_kernel` it waits for rows' laws alone. num_blocks: of a row, TILES tiles each; REQUESTS: that are looked
-    through at a time.
+    As `draw_kernel` it waits for rows' laws alone. NUM_BLOCKS: of a row, TILES tiles each; REQUESTS: of a group, which
+    has a counter; programs begin with one group or another, and go on to the next.
     """
     let_next_start(OVERLAP)
-    num_reqs, item = step.drafts.num_reqs, _next_item(leftovers)
+    num_reqs = step.drafts.num_reqs
+    num_groups = tl.cdiv(num_reqs, REQUESTS)
+    group, num_done = tl.program_id(0) % num_groups, 0
+    item = _next_item(leftovers, group)
     wait_for(leftovers.known, num_reqs * (K + 1))
-    start, num_before = 0, tl.zeros([], tl.int32)
-    while start < num_reqs:
-        request = start + tl.arange(0, REQUESTS)
-        exists = request < num_reqs
-        first = tl.load(step.drafts.cu_rows + request, mask=exists, other=0)
-        num_drafts = tl.load(verdicts.num_drafts + request, mask=exists, other=-1)
+    while num_done < num_groups:
+        request = group * REQUESTS + tl.arange(0, REQUESTS)
+        is_request = request < num_reqs
+        first = tl.load(step.drafts.cu_rows + request, mask=is_request, other=0).to(tl.int32)
+        line = (tl.load(step.drafts.state_rows + request, mask=is_request, other=0) * step.drafts.lines).to(tl.int32)
+        num_drafts = tl.load(verdicts.num_drafts + request, mask=is_request, other=-1)
         _lowest, weighed = accept_block(judged, first, num_drafts, True, K)
         count = tl.zeros_like(weighed)
         for i in tl.static_range(1, K + 1):
             count += (weighed >> i) & 1
-        # Up to each request, itself included: an item's is the first that has more of them than the item's number.
-        number = num_before + tl.cumsum(count, 0)
-        place = tl.sum((number <= item // num_blocks).to(tl.int32))
-        while place < REQUESTS:
-            is_its = tl.arange(0, REQUESTS) == place
-            among = item // num_blocks - tl.sum(tl.where(is_its, number - count, 0))
-            column = _nth_bit(tl.sum(tl.where(is_its, weighed, 0)), among, K)
-            item = _weigh_block(
-                rows, step.drafts, judged, leftovers, start + place, column, item % num_blocks, K, TILES
-            )
-            place = tl.sum((number <= item // num_blocks).to(tl.int32))
-        start += REQUESTS
-        num_before = tl.max(number)
+        # Of the group's rows to be weighed, how many come before each request's.
+        before = tl.cumsum(count, 0) - count
+        first_row, column, its_line = _row_of(item // NUM_BLOCKS, first, line, before, weighed, K)
+        while column > 0:
+            row, tile = first_row.to(tl.int64) + column, item % NUM_BLOCKS * TILES + tl.arange(0, TILES)
+            ids = slices_of(rows, tile)
+            exists = ids < rows.vocab_size
+            x = load_values(rows, row, ids, exists)
+            law = law_of_row(judged, row, its_line.to(tl.int64), tl.full([], 1.0, tl.float32))
+            draft_logits = load_draft_logits(step.drafts, law, ids, exists)
+            # While all that comes.
+            item = _next_item(leftovers, group)
+            refused = tl.load(judged.refused + row)
+            law = with_prefix(law, prefixes_of(judged, first_row, column, K).to(tl.float32))
+            first_row, column, its_line = _row_of(item // NUM_BLOCKS, first, line, before, weighed, K)
+            _p, left = weights_of(step.drafts, law, x, draft_logits, ids, refused)
+            masses = tl.sum(tl.sum(left, 1), 1)
+            tl.store(leftovers.masses + row * leftovers.width + tile, masses, mask=tile < rows.num_tiles)
+        num_done += 1
+        group = tl.where(group + 1 == num_groups, 0, group + 1)
+        if num_done < num_groups:
+            item = _next_item(leftovers, group)
     wait_for_previous(OVERLAP)
 
 
 @triton.jit
-def _next_item(leftovers):
-    """The number of a block that no program has taken."""
-    return tl.atomic_add(leftovers.num_taken, 1, sem="relaxed")
+def _next_item(leftovers, group):
+    """The number of a block of a group of requests that no program has taken."""
+    return tl.atomic_add(leftovers.num_taken + group, 1, sem="relaxed")
 
 
 @triton.jit
-def _nth_bit(bits, n, K: tl.constexpr):
-    """Which of bits 1 to K is the n-th that is set, from 0."""
-    place, num_before = n * 0, n * 0
+def _row_of(n, first, line, before, weighed, K: tl.constexpr):
+    """The n-th row to be weighed of some requests: its request's first row, its column, the line of its q.
+
+    before: how many come before those of a request. Column 0: there are not so many.
+    """
+    column = tl.zeros_like(before)
     for i in tl.static_range(1, K + 1):
-        bit = (bits >> i) & 1
-        place = tl.where((bit != 0) & (num_before == n), i, place)
-        num_before += bit
-    return place
-
-
-@triton.jit
-def _weigh_block(rows, drafts, judged, leftovers, request, column, block, K: tl.constexpr, TILES: tl.constexpr):
-    """Stores what is left of a block of TILES tiles; returns the next item of this program."""
-    first, _ = rows_of_request(drafts, request)
-    row, tile = first + column, block * TILES + tl.arange(0, TILES)
-    ids = slices_of(rows, tile)
-    exists = ids < rows.vocab_size
-    line = tl.load(drafts.state_rows + request) * drafts.lines + column
-    x = load_values(rows, row, ids, exists)
-    law = law_of_row(judged, row, line, tl.full([], 1.0, tl.float32))
-    draft_logits = load_draft_logits(drafts, law, ids, exists)
-    # While all that comes.
-    next_item = _next_item(leftovers)
-    refused = tl.load(judged.refused + row)
-    if refused >= 0:
-        x = tl.where(ids == refused, MINUS_INF, x)
-    law = with_prefix(law, prefixes_of(judged, first, column, K).to(tl.float32))
-    _p, left = weights_of(drafts, law, x, draft_logits, ids)
-    masses = tl.sum(tl.sum(left, 1), 1)
-    tl.store(leftovers.masses + row * leftovers.width + tile, masses, mask=tile < rows.num_tiles)
-    return next_item
+        bit = (weighed >> i) & 1
+        column = tl.where((bit != 0) & (before == n), i, column)
+        before += bit
+    return tl.max(tl.where(column > 0, first, 0)), tl.max(column), tl.max(tl.where(column > 0, line + column, 0))
 
 
 @triton.jit

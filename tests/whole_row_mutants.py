@@ -1,0 +1,132 @@
+"""Wrong kernels for rows that no short list can cut, and the world of `test_triton_whole_rows` that shows each."""
+
+from drawlot.kernels.triton import cut_in_list, lazy_race, listing, ranks, slow_cut, whole_row, whole_rows
+from tests.verification.kernel_mutants import KernelMutant
+
+_BOTH = "top-k and top-p"
+_MISSED, _NO_ROOM, _BORDERS = "the cut lies elsewhere: ", "no room for the list: ", "borders that are tokens: "
+OF_READING = [
+    KernelMutant(
+        "mass from low on",
+        whole_rows._gather,
+        "_fixed(sum_of(tl.where(x >= high",
+        "_fixed(sum_of(tl.where(x >= low",
+        _BOTH,
+    ),
+    KernelMutant(
+        "number from low on", whole_rows._gather, "total_of((x >= high)", "total_of((x >= low)", "min-p and top-k"
+    ),
+    KernelMutant(
+        "mass below the line", whole_rows._gather, "tl.where(x >= line", "tl.where(x >= -LARGEST", "min-p and top-p"
+    ),
+    KernelMutant("masses at T = 1", whole_rows._gather, "(scale * LOG2_E)", "LOG2_E", "min-p"),
+    KernelMutant(
+        "min_p forgotten", whole_rows._gather, "if min_p > 0:\n        line", "if min_p > 1:\n        line", "min-p"
+    ),
+    KernelMutant("everything listed", whole_rows._gather, "tl.where(is_bottom, line, low)", "line", _MISSED + "top-p"),
+    KernelMutant("one of two lost", listing.append_between, "at + kept0 + kept1, x2", "at + kept0, x2", _BOTH),
+    KernelMutant("a neighbour's id", listing.append_between, "ids + 3, kept3", "ids + 2, kept3", _BOTH),
+    KernelMutant("high listed", listing.append_between, "(x0 < high)", "(x0 <= high)", _BORDERS + "top-k"),
+    KernelMutant("one past the room", listing._put, "(at < ROOM)", "(at <= ROOM)", _NO_ROOM + _BOTH),
+    KernelMutant(
+        "one past the short list's room",
+        listing.list_tokens,
+        "(first + taken < ROOM)",
+        "(first + taken <= ROOM)",
+        _BOTH,
+    ),
+]
+OF_THE_CUT = [
+    KernelMutant("number above forgotten", cut_in_list._cut_in_list, "top_k - num_above", "top_k", "top-k"),
+    KernelMutant(
+        "p of all",
+        cut_in_list._cut_in_list,
+        "top_k > 0, kept_mass, shared_out",
+        "top_k < 0, kept_mass, shared_out",
+        _BOTH,
+    ),
+    KernelMutant("without the last", cut_in_list._cut_in_list, "(ids <= cut_id)", "(ids < cut_id)", _BOTH),
+    KernelMutant("equals above forgotten", cut_in_list._cut_in_list, "above += beyond", "above += beyond * 0", _BOTH),
+    KernelMutant("one too many", cut_in_list._cut_of_few, "in_order < need)", "in_order <= need)", _BOTH),
+    KernelMutant("one too few", cut_in_list._cut_of_few, "== num_kept - 1", "== num_kept - 2", _BOTH),
+    KernelMutant("the id before", cut_in_list._cut_of_few, "is_cut, token, -1", "is_cut, token - 1, -1", _BOTH),
+    KernelMutant(
+        "above a pivot forgotten",
+        cut_in_list._narrowed,
+        "high, above, num_above = first, of_first",
+        "high, above, num_above = first, above",
+        _BOTH,
+    ),
+    KernelMutant(
+        "a pivot too far", cut_in_list._narrowed, "if of_second >= need", "if of_second > need", "min-p and top-k"
+    ),
+    KernelMutant(
+        "holds in any case",
+        whole_row.finish_whole_row,
+        "is_cut, mass = holds &",
+        "is_cut, mass = (row >= 0) &",
+        _MISSED + "top-k",
+    ),
+    KernelMutant("room for all", whole_row.finish_whole_row, "(listed <= ROOM)", "(listed >= 0)", _NO_ROOM + _BOTH),
+    KernelMutant(
+        "nothing is below",
+        whole_row.finish_whole_row,
+        "num_kept < num_above",
+        "num_kept <= num_above",
+        _MISSED + "top-p",
+    ),
+    KernelMutant(
+        "mass of the list forgotten",
+        whole_row.finish_whole_row,
+        "mass = of_fixed(mass)\n",
+        "mass = of_fixed(mass_above)\n",
+        _BOTH,
+    ),
+    KernelMutant(
+        "a hundredth is rounding", whole_row.finish_whole_row, "_ROUNDING * all_mass)", "1e-2 * all_mass)", "nearly all"
+    ),
+]
+OF_THE_SLOW_CUT = [
+    KernelMutant("the equal one before", slow_cut._id_of_equal, "(before <= count)", "(before < count)", "top-p"),
+    KernelMutant(
+        "count from the top", slow_cut.cut_at_count, "count - above_high, RAW", "count, RAW", _NO_ROOM + _BOTH
+    ),
+    KernelMutant("a little less mass", slow_cut._cut_at_mass, "tl.ceil((target", "tl.floor((target", _NO_ROOM + _BOTH),
+    KernelMutant(
+        "without min_p", slow_cut.slow_cut, "tl.maximum(line, cut_order)", "cut_order", _MISSED + "min-p and top-k"
+    ),
+    KernelMutant("weighed without the last", slow_cut._weights, "(ids <= cut_id)", "(ids < cut_id)", "top-p"),
+]
+OF_THE_DRAW = [
+    KernelMutant("bounds without noise", whole_row._draw, "shift + noise, MINUS", "shift, MINUS", "top-p"),
+    KernelMutant("bounds at T = 1", whole_row._draw, "if at_one:", "if at_one & (row < 0):", "nearly all, warm"),
+    KernelMutant(
+        "a tile of one token", whole_row._draw, "s * log_sums + (1 - s) * _LOG_TILE", "s * log_sums", "nearly all, warm"
+    ),
+    KernelMutant(
+        "the last one's tile not read", whole_row._draw, "(maxima >= cut_value)", "(maxima > cut_value)", _BOTH
+    ),
+    KernelMutant("summed without the last", whole_row._kept_of, "(ids <= cut_id)", "(ids < cut_id)", _BOTH),
+    KernelMutant("summed without a cut", whole_row._kept_of, "tl.where(kept, x, MINUS_INF)", "x", "min-p and top-p"),
+    KernelMutant("another stream", whole_row._keys_of_kept, "key[1], TARGET_TILE", "key[1], TARGET_TILE + 1", _BOTH),
+    KernelMutant("another seed", whole_row._keys_of_kept, "gumbel(tile, key[0]", "gumbel(tile, key[0] + 1", _BOTH),
+    KernelMutant(
+        "tiles read once",
+        lazy_race.race_lazily,
+        "+ _SLACK > best_key)\n    return",
+        "> best_key + 9)\n    return",
+        "top-k",
+    ),
+    KernelMutant(
+        "the second never read",
+        lazy_race.race_lazily,
+        "own, next_own = next_own, own",
+        "own, next_own = own, next_own",
+        "top-k",
+    ),
+    KernelMutant(
+        "equals before it forgotten", ranks.count_ranks, "tl.where(tile < own_tile", "tl.where(tile < 0", _BOTH
+    ),
+    KernelMutant("its own tile not read", ranks.count_ranks, "(maxima >= line)", "(maxima > line)", _BOTH),
+]
+ALL = [*OF_READING, *OF_THE_CUT, *OF_THE_SLOW_CUT, *OF_THE_DRAW]

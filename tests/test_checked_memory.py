@@ -1,0 +1,50 @@
+"""Triton's interpreter refuses what lies outside a kernel's tensors, also where the next one begins there."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+import triton
+import triton.language as tl
+from triton.runtime.errors import InterpreterError
+
+pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter")
+
+
+@triton.jit
+def _copy(source, target, first, n, BLOCK: tl.constexpr):
+    ids = first + tl.arange(0, BLOCK)
+    tl.store(target + ids, tl.load(source + ids, mask=ids < n), mask=ids < n)
+
+
+@triton.jit
+def _add(target, place):
+    tl.atomic_add(target + place, 1)
+
+
+@pytest.mark.parametrize(("first", "n"), [(0, 5), (0, 6), (-1, 4), (-9, 0), (4, 5)])
+def test_a_neighbour_is_not_touched(first: int, n: int) -> None:
+    whole = torch.arange(12)
+    with pytest.raises(InterpreterError, match="OutOfBoundsError"):
+        _copy[(1,)](torch.arange(12)[4:], whole[4:8], first, n, BLOCK=8)
+    with pytest.raises(InterpreterError, match="OutOfBoundsError"):
+        _copy[(1,)](torch.arange(12)[4:8], whole[4:], first, n, BLOCK=8)
+    assert whole.equal(torch.arange(12))
+
+
+@pytest.mark.parametrize(("first", "n"), [(0, 4), (0, 0), (4, 4), (9, 4)])
+def test_masked_lanes_may_lie_anywhere(first: int, n: int) -> None:
+    whole = torch.zeros(12, dtype=torch.int64)
+    _copy[(1,)](torch.ones(12, dtype=torch.int64)[4:8], whole[4:8], first, n, BLOCK=8)
+    assert whole.sum() == max(n - first, 0)
+    _copy[(1,)](whole[:0], whole[:0], 0, 0, BLOCK=8)
+
+
+def test_rows_apart_and_counters() -> None:
+    rows, count = torch.zeros(3, 5)[:, :2], torch.zeros(2, dtype=torch.int32)
+    _copy[(1,)](rows, rows, 0, 8, BLOCK=8)
+    _add[(1,)](count, 1)
+    for target, place in ((count, 2), (count[:1], 1), (count[:0], 0)):
+        with pytest.raises(InterpreterError, match="OutOfBoundsError"):
+            _add[(1,)](target, place)
+    assert count.tolist() == [0, 1]

@@ -245,6 +245,15 @@ def test_laws_of_drafts_in_a_wider_buffer(method: str) -> None:
             assert not different(fast(*given), exact(*given)).any()
 
 
+@pytest.mark.parametrize("width", [128, 129, 132])
+def test_loads_of_q_are_wide_only_where_all_its_lines_are_aligned(width: int) -> None:
+    (fast, _), drafts = verifiers(width, [SamplingParams()] * 2, ["standard"] * 2), torch.zeros(2, K, dtype=torch.int64)
+    q = torch.randn(2, K, width)
+    assert q.data_ptr() % 16 == q.stride(0) * 4 % 16 == 0
+    given = fast._steps._drafts(10, 2, rows_of(drafts, [K, K]), drafts, q, None).q.stand_in
+    assert given.logits.data_ptr() == (16 if width % 4 == 0 else 1)
+
+
 def test_tiles_are_read_as_long_as_they_can_win() -> None:
     # From hardly anything to all is left of a tile: the tiles with the best bounds seldom win.
     torch.manual_seed(2)

@@ -269,7 +269,10 @@ class StepVerifier:
             if adjacent != 1 or per_draft == 0 or per_state % per_draft:
                 draft_logits = draft_logits.contiguous()
                 per_state, per_draft, _ = draft_logits.stride()
-            x, stride, lines = draft_logits, per_draft, per_state // per_draft
+            stride, lines = per_draft, per_state // per_draft
+            # As one matrix: how wide its loads are depends on whether each line is aligned.
+            num_lines = (len(draft_logits) - 1) * lines + draft_logits.shape[1]
+            x = draft_logits.as_strided((num_lines, draft_logits.shape[2]), (stride, 1))
         return StepDrafts(
             token_ids.contiguous(),
             one_a_row(rows.cu_num_logits, num_reqs + 1),

@@ -23,7 +23,6 @@ from tests.verification.cases import random_batch
 
 triton = pytest.importorskip("triton")
 step_verifier = pytest.importorskip("drawlot.kernels.triton.verification.step_verifier")
-summary = pytest.importorskip("drawlot.kernels.triton.summary")
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter")
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -120,26 +119,6 @@ def test_a_step_leaves_nothing_behind_for_the_next() -> None:
         # The next step's outputs lie in the same memory.
         for part in (*got[:3], got.status):
             part.fill_(-7 if part.dtype != torch.uint8 else 77)
-
-
-@pytest.mark.parametrize("method", ["standard", "block", "coupled"])
-def test_each_row_says_once_that_it_is_finished(method: str) -> None:
-    # On a GPU laws wait for that, and the next step for all of it: who is not told would wait for ever.
-    torch.manual_seed(4)
-    v, counts = 4500, [4, 4, 4, 2, 4]
-    kinds: list[dict[str, float]] = [{"temperature": 0.0}, {}, {"top_k": 20}, {"top_p": 0.95}, {"top_k": 5}]
-    params = [SamplingParams(seed=r, **kind) for r, kind in enumerate(kinds)]  # type: ignore[arg-type]
-    fast, exact = verifiers(v, params, [method] * 5)
-    logits, q = torch.randn(23, v), torch.randn(5, K, v)
-    logits[20] = torch.nan
-    drafts = q.argmax(2)
-    given = logits, rows_of(drafts, counts), drafts, q
-    for _ in range(2):
-        assert not different(fast(*given), exact(*given)).any()
-        memory, finished, left = fast._steps._memory, summary.FINISHED.value, summary.LEFT.value
-        # The rows of top-p are flat.
-        assert memory.judged.stages[:23].tolist() == [finished] * 15 + [left] * 3 + [finished] * 5
-        assert memory.leftovers.done.item() == (5 * (K + 2) if method == "block" else 0)
 
 
 def test_rows_to_be_weighed_are_looked_for_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

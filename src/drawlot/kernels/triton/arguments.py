@@ -122,8 +122,6 @@ class Tiles(NamedTuple):
     undrawn: Tensor | None = None
     """int32 [N]: 1 where nobody asks for the row's token, so that a list is only cut; 2 where nobody asks for the row;
     None: all tokens are asked for"""
-    stages: Tensor | None = None
-    """int32 [N]: 0 while a row is being finished, then a stage of `summary`; None: nobody waits for single rows"""
 
 
 class Lists(NamedTuple):

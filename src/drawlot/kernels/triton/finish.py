@@ -16,9 +16,7 @@ from drawlot.kernels.triton.states import filters_of, noise_key, temperature_of
 from drawlot.kernels.triton.summary import (
     COUNT,
     COUNT_OF_RANKS,
-    FINISHED,
     GREEDY,
-    LEFT,
     NO_TOKEN,
     TILES,
     UNDECIDED,
@@ -26,7 +24,7 @@ from drawlot.kernels.triton.summary import (
     put,
     put_cut,
 )
-from drawlot.kernels.triton.together import count_up, tell
+from drawlot.kernels.triton.together import count_up
 from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
@@ -102,7 +100,7 @@ def finish_kernel(
     if is_row == 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0.0, 0.0)
         tl.store(summary.rank + row, 0)
-        _tell_decided(tiles, row, FINISHED)
+        _count_decided(tiles)
         return
     if refused is not None:
         if refused >= 0:
@@ -120,7 +118,7 @@ def finish_kernel(
         tl.store(summary.rank + row, 0)
         if columns is not None:
             put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, row >= 0)
-        _tell_decided(tiles, row, FINISHED)
+        _count_decided(tiles)
         return
 
     row_max = value_of(highest)
@@ -161,7 +159,9 @@ def finish_kernel(
             logprob = result_of(row_max, row_max, log_mass, temperature, RAW, LOGITS)
             if wants & is_known:
                 put_column(columns, row, token, logprob, 1, row >= 0)
-        _end_of_known(tiles, whole, columns, summary, row, asks)
+        if asks:
+            _ask_for_rank(tiles, whole, columns, summary, row)
+            _count_decided(tiles)
         return
 
     done = False
@@ -193,7 +193,9 @@ def finish_kernel(
             BLOCK,
         )
     if done:
-        _end_of_known(tiles, whole, columns, summary, row, asks)
+        if asks:
+            _ask_for_rank(tiles, whole, columns, summary, row)
+            _count_decided(tiles)
         return
     if filtered:
         begin_whole_row(whole, row, tl.atomic_add(tiles.control + COUNT, 1))
@@ -208,28 +210,14 @@ def finish_kernel(
         tl.store(summary.rank + row, 0)
     if wants:
         _ask_for_rank(tiles, whole, columns, summary, row)
-    if tiles.stages is not None:
-        tell(tiles.stages + row, tl.where(filtered, LEFT, FINISHED))
-    elif is_sure == 0:
-        count_up(tiles.control + UNDECIDED)
+    if is_sure == 0:
+        _count_decided(tiles)
 
 
 @triton.jit
-def _end_of_known(tiles, whole, columns, summary, row, asks):
-    """Of a row whose token is known, or which draws none; asks: for a rank that has to be counted."""
-    if asks:
-        _ask_for_rank(tiles, whole, columns, summary, row)
-        _tell_decided(tiles, row, FINISHED)
-    elif tiles.stages is not None:
-        tell(tiles.stages + row, FINISHED)
-
-
-@triton.jit
-def _tell_decided(tiles, row, stage):
-    """To whole rows or to laws of drafts: what this row leaves to be read again, if anything, is stored."""
-    if tiles.stages is not None:
-        tell(tiles.stages + row, stage)
-    else:
+def _count_decided(tiles):
+    """For whole rows: what this one leaves to be read again, if anything, is stored."""
+    if tiles.undrawn is None:
         count_up(tiles.control + UNDECIDED)
 
 

@@ -78,9 +78,6 @@ def launches_of_draw(
     whole_tiles = min(WHOLE_TILES, work.tile_block)
     num_blocks, num_parts = triton.cdiv(num_tiles, SCAN_TILES), triton.cdiv(num_tiles, whole_tiles)
     num_programs = programs_together(drawn.status.device)
-    if work.tiles.stages is not None:
-        # Laws of drafts are set up when all of these have found a place.
-        num_programs = triton.cdiv(num_programs, 2)
     raw = work.tiles.raw_sums is not None
     only_column = columns if columns is not None and columns.count == 1 else None
     logits = mode.endswith("logits")

@@ -9,9 +9,6 @@ NO_TOKEN, GREEDY, LISTED, TILES, WHOLE = (tl.constexpr(i) for i in range(5))
 COUNT, COUNT_OF_RANKS, ARRIVALS, UNDECIDED = (tl.constexpr(i) for i in range(4))
 """Places in `Tiles.control`: counts from 0 up, but rows that nobody knows yet whether they are read again from -N"""
 
-FINISHED, LEFT = (tl.constexpr(i) for i in (1, 2))
-"""Stages of a row: all of it is stored, or it is left to be read again"""
-
 
 @triton.jit
 def put(drawn, summary, row, token, status, path, maximum, log_mass):

@@ -33,23 +33,6 @@ def count_up(count):
 
 
 @triton.jit
-def tell(place, value):
-    """Store a value in the place of 0, once what the program has stored can be seen."""
-    tl.debug_barrier()
-    tl.atomic_add(place, value, sem="release")
-
-
-@triton.jit
-def wait_to_be_told(place):
-    """Wait for what `tell` stores, and return it; what was stored before can be read then."""
-    told = tl.atomic_add(place, 0, sem="acquire")
-    while told == 0:
-        told = tl.atomic_add(place, 0, sem="acquire")
-    tl.debug_barrier()
-    return told
-
-
-@triton.jit
 def wait_for(count, number):
     """Wait until a count has come to a number; what those stored that `count_up` can be read then."""
     reached = tl.atomic_add(count, 0, sem="acquire")

@@ -71,8 +71,6 @@ class Judged(NamedTuple):
     """int64 [N]: the line of the law that the draft was drawn from; -1: it is a point mass or not looked at"""
     undrawn: Tensor
     """int32 [N]: 1 where the finish only cuts the row, drafts coming after it; 2 where it has nothing to do"""
-    stages: Tensor
-    """int32 [N]: how far the row's finish is, see `Tiles.stages`"""
     draft_values: Tensor
     """float32 [N]: the draft's value in the row"""
     q_at_draft: Tensor
@@ -113,8 +111,6 @@ class Leftovers(NamedTuple):
 
     known: Tensor
     """int32 [1]: rows that have their laws, or have none"""
-    done: Tensor
-    """int32 [1]: rows that a request may have, and requests, whose programs have nothing left to do"""
     num_taken: Tensor
     """int32 [R]: blocks that programs have taken to weigh, of each group of requests"""
     masses: Tensor

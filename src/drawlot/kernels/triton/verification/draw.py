@@ -21,7 +21,7 @@ from drawlot.kernels.triton.verification.requests import tile_stream, token_stre
 def draw(
     rows,
     drafts,
-    listed,
+    lists,
     refused,
     law,
     path,
@@ -35,16 +35,16 @@ def draw(
     residual,
     alone,
     WIDE: tl.constexpr,
+    ROOM: tl.constexpr,
     T: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Of a row, P being 1.
+    """Of a row, P being 1. path: of its finish, else -1; maxima, sums, noise: of its tiles [T], if it has no list.
 
-    listed: what `load_listed` returns, for rows whose path is LISTED; None: there is no finish; maxima, sums, noise: of
-    the tiles [T] of others. The rest as for `draw_from_list` and `draw_from_tiles`.
+    The rest as for `draw_from_list` and `draw_from_tiles`.
     """
-    if listed is not None and path == LISTED:
-        token = draw_from_list(drafts, listed, law, temperature, key, residual, alone, WIDE)
+    if path == LISTED:
+        token = draw_from_list(drafts, lists, law, temperature, row, key, residual, alone, WIDE, ROOM)
     else:
         log_masses, _z = log_tile_masses(maxima, sums, law[6], temperature, WIDE)
         without = tl.where(residual & (law[0] < 0), law[1], -1)
@@ -79,21 +79,13 @@ def draw(
 
 
 @triton.jit
-def load_listed(drafts, lists, row, line, ROOM: tl.constexpr):
-    """Values and ids of a row's list, and a draft's logits there, of a line of q: loaded before they are asked for."""
-    x, ids = load_list(lists, row, tl.arange(0, ROOM))
-    return x, ids, load_draft_logits(drafts, (line,), ids, ids < LAST_ID)
-
-
-@triton.jit
-def draw_from_list(drafts, listed, law, temperature, key, residual, alone, WIDE: tl.constexpr):
+def draw_from_list(drafts, lists, law, temperature, row, key, residual, alone, WIDE: tl.constexpr, ROOM: tl.constexpr):
     """Of a row whose finish has listed all that it keeps.
 
-    listed: what `load_listed` returns; law: as for `weights_of`; key: as for `race`; residual: of what q leaves; alone:
-    of a request without drafts.
+    law: as for `weights_of`; key: as for `race`; residual: of what q leaves; alone: of a request without drafts.
     """
-    x, ids, draft_logits = listed
-    p, left = weights_of(drafts, law, x, draft_logits, ids, -1)
+    x, ids = load_list(lists, row, tl.arange(0, ROOM))
+    p, left = weights_of(drafts, law, x, load_draft_logits(drafts, law, ids, ids < LAST_ID), ids, -1)
     total = tl.sum(left)
     # Of an empty or broken law is drawn what the row draws for itself.
     residual = residual & (total > 0) & (total < float("inf")) & ((law[0] < 0) | (law[2] == law[2]))

@@ -32,7 +32,6 @@ def judge_row(
     drafts = step.drafts
     if (request == 0) & (column == 0):
         tl.store(leftovers.known, 0)
-        tl.store(leftovers.done, 0)
     first, num_rows = rows_of_request(drafts, request)
     state = tl.load(drafts.state_rows + request)
     tokens, num_drafts = load_drafts(drafts, request, tl.arange(0, COLUMNS), num_rows, K)
@@ -66,7 +65,6 @@ def judge_row(
             draws = (num_drafts == 0) | (method_of(methods, state) == COUPLED)
             undrawn = tl.where(needs_finish(step.states, methods, state), 1 - draws.to(tl.int32), 2)
         tl.store(judged.undrawn + row, undrawn)
-        tl.store(judged.stages + row, 0)
         tl.store(judged.lines + row, line)
 
 

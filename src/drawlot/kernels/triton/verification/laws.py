@@ -7,15 +7,15 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.noise import gumbel_of_range
-from drawlot.kernels.triton.pdl import follow, let_next_start, wait_for_previous
+from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.refused import load_allowed, without_refused
 from drawlot.kernels.triton.scan import LOG2_E, raw_apart
 from drawlot.kernels.triton.states import scale_of, temperature_of
-from drawlot.kernels.triton.summary import LEFT, WHOLE
-from drawlot.kernels.triton.together import count_up, is_last, wait_to_be_told
+from drawlot.kernels.triton.summary import WHOLE
+from drawlot.kernels.triton.together import count_up, is_last
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE
 from drawlot.kernels.triton.verification.acceptance import accepts, coin_of, ratio_of_draft
-from drawlot.kernels.triton.verification.draw import draw, load_listed
+from drawlot.kernels.triton.verification.draw import draw
 from drawlot.kernels.triton.verification.judge import law_of
 from drawlot.kernels.triton.verification.requests import (
     BLOCK,
@@ -76,15 +76,11 @@ def law_kernel(
             tl.atomic_add(leftovers.known, 1, sem="relaxed")
         if column == 0:
             skip_request(step.drafts, summary, verified, request, first, num_rows, K, COLUMNS)
-        if OPEN:
-            count_up(leftovers.done)
         return
 
     # Noise and coin are a matter of the request alone: they are made while the scan still runs.
     temperature, method = temperature_of(states, state), method_of(methods, state)
-    finished = False
-    if tiles.stages is not None:
-        finished = needs_finish(states, methods, state)
+    finished = needs_finish(states, methods, state)
     _, given = load_drafts(step.drafts, request, tl.arange(0, COLUMNS), num_rows, K)
     waits = is_open(states, methods, step.drafts, state, given)
     residual, alone = (column < given) & looks_at_q(states, methods, state), given == 0
@@ -101,23 +97,14 @@ def law_kernel(
     if makes_noise:
         noise = gumbel_of_range(0, T, key[0], key[1], stream, key[2], key[3], WIDE)
         tl.store(noises + tile, noise)
-    if tiles.stages is None:
-        follow(OVERLAP)
-    else:
-        # For its own row, not for all, nor for whole rows to see that none is left.
-        if wait_to_be_told(tiles.stages + row) == LEFT:
-            wait_for_previous(OVERLAP)
-        let_next_start(OVERLAP)
+    follow(OVERLAP)
 
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     draft, x = tl.load(judged.drafts + row), tl.load(judged.draft_values + row)
     line, refused = tl.load(judged.lines + row), tl.load(judged.refused + row)
     cut_value, cut_id = tl.full([], float("-inf"), tl.float32), tl.full([], -1, tl.int32)
-    token = tl.full([], -1, tl.int32)
-    path, listed = tl.full([], -1, tl.int32), None
-    if tiles.stages is not None:
-        listed = load_listed(step.drafts, lists, row, line, ROOM)
+    token, path = tl.full([], -1, tl.int32), tl.full([], -1, tl.int32)
     if finished:
         status, row_max, mass, cut_value, cut_id, path = _law_of_finish(drawn, summary, row)
         sums = tl.zeros_like(maxima)
@@ -177,7 +164,7 @@ def law_kernel(
         token = draw(
             rows,
             step.drafts,
-            listed,
+            lists,
             refused,
             law,
             path,
@@ -191,6 +178,7 @@ def law_kernel(
             residual,
             alone,
             WIDE,
+            ROOM,
             T,
             TILES,
         )
@@ -199,11 +187,6 @@ def law_kernel(
         if is_last(verdicts.arrivals + request, num_rows):
             by_block = (method == BLOCK) & (temperature != 0)
             settle(judged, verified, request, first, num_rows, given, by_block, K, COLUMNS)
-    if tiles.stages is not None:
-        if program == 0:
-            wait_for_previous(OVERLAP)
-    if OPEN:
-        count_up(leftovers.done)
 
 
 @triton.jit

@@ -85,7 +85,6 @@ class _Memory(NamedTuple):
                 num_words,
                 empty(long, num_rows),
                 empty(integer, num_rows),
-                empty(integer, num_rows),
                 empty(single, num_rows),
                 empty(double, num_rows),
                 empty(single, num_rows),
@@ -104,7 +103,6 @@ class _Memory(NamedTuple):
                 empty(double, num_rows),
             ),
             Leftovers(
-                empty(integer, 1),
                 empty(integer, 1),
                 empty(integer, num_reqs),
                 empty(single, num_rows, width),
@@ -324,9 +322,7 @@ class StepVerifier:
         tiles = self._work.tiles._replace(refused=judged.refused, undrawn=judged.undrawn)
         if columns is None:
             tiles = tiles._replace(raw_maxima=None, raw_sums=None)
-        # Laws wait for the finish row by row.
-        finished = tiles._replace(stages=judged.stages) if finishes else tiles
-        work = self._work._replace(tiles=finished)
+        work = self._work._replace(tiles=tiles)
         wanted = None if columns is None else steps._wanted
         n, device, wide = steps._max_rows, steps._floats.device, steps._wide
         drawn = Drawn(
@@ -358,7 +354,7 @@ class StepVerifier:
         laws = Launch(
             law_kernel,
             lambda programs: programs,
-            finished,
+            tiles,
             work.lists,
             work.whole,
             methods,
@@ -384,7 +380,7 @@ class StepVerifier:
             scan,
             launches_of_draw(work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide)[1:] if finishes else [],
             laws,
-            self._launches_of_weighed(shape, follow, finished) if weighs else [],
+            self._launches_of_weighed(shape, follow, tiles) if weighs else [],
             None if columns is None else launch_of_columns(work, steps._wanted, emitted, columns, steps._mode),
         )
 

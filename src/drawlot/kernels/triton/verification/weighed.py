@@ -4,14 +4,14 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.noise import gumbel_of_range
-from drawlot.kernels.triton.pdl import follow, let_next_start
+from drawlot.kernels.triton.pdl import follow, let_next_start, wait_for_previous
 from drawlot.kernels.triton.reduce import first_largest
 from drawlot.kernels.triton.states import temperature_of
 from drawlot.kernels.triton.summary import WHOLE
-from drawlot.kernels.triton.together import count_up, wait_for, wait_for_values
+from drawlot.kernels.triton.together import wait_for, wait_for_values
 from drawlot.kernels.triton.values import MINUS_INF, load_values, slices_of
 from drawlot.kernels.triton.verification.acceptance import accept_block, prefixes_of
-from drawlot.kernels.triton.verification.draw import draw, draw_from_tile, load_listed
+from drawlot.kernels.triton.verification.draw import draw, draw_from_tile
 from drawlot.kernels.triton.verification.leftover import law_of_row, load_draft_logits, weights_of, with_prefix
 from drawlot.kernels.triton.verification.requests import is_filtered, rows_of_request, step_key, tile_stream
 from drawlot.kernels.triton.verification.settle import put_emitted
@@ -61,26 +61,23 @@ def draw_kernel(
         maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
         sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
         noises = leftovers.noises + row * leftovers.width
-        path, token, listed = tl.full([], -1, tl.int32), tl.full([], -1, tl.int32), None
-        if tiles.stages is not None:
-            listed = load_listed(step.drafts, lists, row, law[0], ROOM)
+        path, token = tl.full([], -1, tl.int32), tl.full([], -1, tl.int32)
         # Made while that comes.
         noise = gumbel_of_range(
             0, T, seed, position, tile_stream(lowest < num_drafts, lowest < 0), choice, lowest, WIDE
         )
         tl.store(noises + tile, noise)
-        if tiles.stages is not None:
-            if filtered:
-                path = tl.load(summary.path + row)
-                if path == WHOLE:
-                    sums = tl.load(whole.kept_sums + row * T + tile, mask=exists, other=0.0)
+        if filtered:
+            path = tl.load(summary.path + row)
+            if path == WHOLE:
+                sums = tl.load(whole.kept_sums + row * T + tile, mask=exists, other=0.0)
         if status == 0:
             # The noise is read back.
             tl.debug_barrier()
             token = draw(
                 rows,
                 step.drafts,
-                listed,
+                lists,
                 refused,
                 law,
                 path,
@@ -94,11 +91,12 @@ def draw_kernel(
                 lowest < num_drafts,
                 lowest < 0,
                 WIDE,
+                ROOM,
                 T,
                 TILES,
             )
         tl.store(judged.tokens + row, token)
-    count_up(leftovers.done)
+    wait_for_previous(OVERLAP)
 
 
 @triton.jit
@@ -157,6 +155,7 @@ def weigh_kernel(
         group = tl.where(group + 1 == num_groups, 0, group + 1)
         if num_done < num_groups:
             item = _next_item(leftovers, group)
+    wait_for_previous(OVERLAP)
 
 
 @triton.jit
@@ -251,9 +250,6 @@ def settle_weighed_kernel(
             wait_for(judged.tokens + row, -1)
             token = tl.load(judged.tokens + row)
         put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
-    if request == 0:
-        # Those that draw and those that find laws say so themselves: their ends are no longer followed one by one.
-        wait_for(leftovers.done, step.drafts.num_reqs * (K + 2))
     follow(OVERLAP)
 
 

@@ -1,4 +1,4 @@
-"""Triton's interpreter refuses what lies outside a kernel's tensors, also where the next one begins there."""
+"""Triton's interpreter, as tests have it: what lies outside a kernel's tensors is refused, programs have no order."""
 
 import pytest
 import torch
@@ -48,3 +48,18 @@ def test_rows_apart_and_counters() -> None:
         with pytest.raises(InterpreterError, match="OutOfBoundsError"):
             _add[(1,)](target, place)
     assert count.tolist() == [0, 1]
+
+
+@triton.jit
+def _arrive(count, places):
+    tl.store(places + tl.program_id(0), tl.atomic_add(count, 1))
+
+
+def test_programs_run_in_another_order_each_time() -> None:
+    orders = set()
+    for _ in range(5):
+        places = torch.full((8,), -1)
+        _arrive[(8,)](torch.zeros(1, dtype=torch.int64), places)
+        assert sorted(places.tolist()) == list(range(8))
+        orders.add(tuple(places.tolist()))
+    assert len(orders) > 1

@@ -1,8 +1,6 @@
 """The stateful sampler on the GPU backend's own tables: compiled where there is a GPU, else interpreted."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +13,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from drawlot import InputError, LogitsRows, RowStatus, Sampler, SamplerOutput, SamplingParams
+from tests.without_gpu import counted
 
 # The interpreter computes in NumPy, which warns where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -261,39 +260,6 @@ def test_misuse_is_named(call, message: str) -> None:
     assert message in str(error.value)
 
 
-# Without a GPU and without the interpreter, by a driver that does nothing; what would be compiled is counted.
-COUNTED = """
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
-
-class Driver:
-    get_current_device = lambda self: 0
-    get_current_stream = lambda self, device: 0
-    get_current_target = lambda self: GPUTarget("cuda", 90, 32)
-
-class Kernel:
-    function, packed_metadata = 0, ()
-    def __init__(self, name): self.name = name
-    def run(self, *args):
-        launched.append(self.name)
-        compiled_before.append(len(compiled))
-
-def compile(self, key, *args, **kwargs):
-    compiled.append(self.fn.__name__)
-    return self.device_caches[0][0].setdefault(key, Kernel(self.fn.__name__))
-
-driver.set_active(Driver())
-JITFunction._do_compile = compile
-compiled, launched, compiled_before = [], [], []
-
-from drawlot import LogitsRows, Sampler, SamplingParams
-from drawlot.kernels import registry
-from drawlot.kernels.triton import sample
-registry.why_not = lambda *args: None
-sample.num_multiprocessors = lambda device: 32
-"""
 COMPILATIONS = """
 V = 1000
 words = -(-V // 32)
@@ -319,14 +285,6 @@ for i in range(60):
         sampler.remove_request(i)
 print(warm, len(compiled) - warm, len(launched), compiled_before[0])
 """
-
-
-def counted(script: str) -> list[int]:
-    """The numbers that a script prints, run without a GPU and without the interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", COUNTED + script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [int(number) for number in done.stdout.split()]
 
 
 def test_nothing_is_compiled_after_the_warm_up() -> None:

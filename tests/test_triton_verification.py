@@ -18,8 +18,8 @@ from drawlot import (
 )
 from drawlot.verification import DraftSampler
 from tests.test_backends import same_logprobs
-from tests.test_triton_sampler import counted
 from tests.verification.cases import random_batch
+from tests.without_gpu import counted
 
 triton = pytest.importorskip("triton")
 step_verifier = pytest.importorskip("drawlot.kernels.triton.verification.step_verifier")

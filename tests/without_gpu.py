@@ -1,0 +1,72 @@
+"""Scripts that run Triton's compiler without a GPU and outside its interpreter, by a driver that does nothing."""
+
+import os
+import subprocess
+import sys
+
+_DRIVER = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+class Driver:
+    get_current_device = lambda self: 0
+    get_current_stream = lambda self, device: 0
+    get_current_target = lambda self: GPUTarget("cuda", 90, 32)
+
+class Kernel:
+    function, packed_metadata = 0, ()
+    def __init__(self, name): self.name = name
+    def run(self, *args):
+        launched.append(self.name)
+        compiled_before.append(len(compiled))
+
+driver.set_active(Driver())
+compiled, launched, compiled_before = [], [], []
+
+from drawlot import LogitsRows, RejectionSampler, Sampler, SamplingParams, SparseDraftLogits
+from drawlot.kernels import registry
+from drawlot.kernels.triton import sample
+registry.why_not = lambda *args: None
+sample.num_multiprocessors = lambda device: 32
+"""
+_COUNTS = """
+def count(self, key, *args, **kwargs):
+    compiled.append(self.fn.__name__)
+    return self.device_caches[0][0].setdefault(key, Kernel(self.fn.__name__))
+
+JITFunction._do_compile = count
+"""
+_COMPILES = """
+_compile = JITFunction._do_compile
+
+def compile(self, key, *args, **kwargs):
+    binary = _compile(self, key, *args, **kwargs).asm["cubin"]
+    assert len(binary) > 1000
+    compiled.append(self.fn.__name__)
+    # Nothing could load the binary.
+    kernel = self.device_caches[0][0][key] = Kernel(self.fn.__name__)
+    return kernel
+
+JITFunction._do_compile = compile
+from drawlot.kernels.triton.verification import step_verifier
+sample.overlaps = step_verifier.overlaps = lambda device: True
+"""
+
+
+def counted(script: str) -> list[int]:
+    """The numbers that a script prints; kernels that it would compile are named in `compiled`."""
+    return [int(number) for number in _printed(_DRIVER + _COUNTS + script).split()]
+
+
+def compiled(script: str) -> list[str]:
+    """The names of the kernels that a script compiles for compute capability 9.0, by Triton and ptxas."""
+    return _printed(_DRIVER + _COMPILES + script + "\nprint(*compiled)").split()
+
+
+def _printed(script: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

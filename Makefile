@@ -37,4 +37,4 @@ format: .venv/installed
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .triton_cache

@@ -3,7 +3,10 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+_CACHE = Path(__file__).parents[1] / ".triton_cache"
+"""Of what has been compiled, for the next run"""
 _DRIVER = """
 import torch
 from triton.backends.compiler import GPUTarget
@@ -67,6 +70,7 @@ def compiled(script: str) -> list[str]:
 
 def _printed(script: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment.setdefault("TRITON_CACHE_DIR", str(_CACHE))
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

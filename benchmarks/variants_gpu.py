@@ -30,6 +30,7 @@ from drawlot.entrypoints.sampler_benchmark.cases import Case
 from drawlot.entrypoints.sampler_benchmark.environment import environment
 from drawlot.entrypoints.sampler_benchmark.mixes import MIXES
 
+VOCAB_SIZE = 128_256
 TOP_P = {"temperature": 0.8, "top_p": 0.9}
 VERIFIED: dict[str, verify_gpu.Case] = {
     "verify-standard": verify_gpu.Case("standard", 0),
@@ -65,16 +66,13 @@ def prepared(name: str) -> Callable[[], list[float]]:
     device, (kind, number, dtype) = torch.device("cuda"), parts_of(name)
     if kind in VERIFIED:
         case = replace(VERIFIED[kind], requests=number)
-        generator, margins = torch.Generator(device).manual_seed(7), verify_gpu.Margins()
-        inputs = [verify_gpu.Inputs.random(case, 128_256, generator)]
-        while sum(each.num_bytes for each in inputs) < 2 * verify_gpu.ROTATED_BYTES and len(inputs) < 16:
-            inputs.append(verify_gpu.Inputs.random(case, 128_256, generator))
-        step = verify_gpu.captured(case, inputs, 128_256, device, checked=1)
-        equality = verify_gpu.equal_on_timed(case, inputs, step.outputs, margins)
+        inputs = verify_gpu.inputs_of(case, VOCAB_SIZE, device)
+        step = verify_gpu.captured(case, inputs, VOCAB_SIZE, device, checked=1)
+        equality = verify_gpu.equal_on_timed(case, inputs, step.outputs, verify_gpu.Margins())
         if not equality["passed"]:
             raise RuntimeError(f"{name}: {equality['wrong']}")
         return lambda: verify_gpu.microseconds(step)
-    work = workload.make(Case(number, mix=kind, dtype=dtype), device)
+    work = workload.make(Case(number, VOCAB_SIZE, mix=kind, dtype=dtype), device)
     sampler = work.sampler("triton")
     steps = timing.make_round(lambda logits: sampler(logits, work.rows), work.buffers, 1, graph=True)
     on_cpu = workload.Workload(work.case, [work.buffers[0].cpu()], work.history)
@@ -90,17 +88,15 @@ def work_off(names: list[str]) -> None:
     cases = {}
     for name in names:
         cases[name] = prepared(name)
-        print(json.dumps({"prepared": name}), flush=True)
+        print(f"{name}: draws what the CPU draws", flush=True)
     for line in sys.stdin:
-        bursts = cases[line.strip()]()
-        print(json.dumps({"us": round(statistics.median(bursts), 2), "min": round(min(bursts), 2)}), flush=True)
+        print(round(statistics.median(cases[line.strip()]()), 2), flush=True)
 
 
-def answers(process: subprocess.Popen[str], name: str) -> Iterator[dict[str, Any]]:
+def answers(process: subprocess.Popen[str], name: str) -> Iterator[str]:
     """What a variant's process says, a line at a time."""
     assert process.stdout is not None
-    for line in process.stdout:
-        yield json.loads(line)
+    yield from process.stdout
     sys.exit(f"{name}: ended with exit code {process.wait()}")
 
 
@@ -117,33 +113,47 @@ def main(arguments: list[str] | None = None) -> None:
             parts_of(name)
     except ValueError as error:
         parser.error(f"--cases: {error}")
-    variants = {}
-    for name, folder in (each.split("=", 1) for each in given.variants):
-        variants[name] = subprocess.Popen(
-            [sys.executable, "-c", f"from benchmarks.variants_gpu import work_off; work_off({given.cases!r})"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(Path(folder).resolve()), str(Path.cwd())))},
-        )
+    folders = {name: Path(folder).resolve() for name, _, folder in (each.partition("=") for each in given.variants)}
+    for name, folder in folders.items():
+        if not (folder / "drawlot" / "__init__.py").is_file():
+            # Else the one that is installed would be timed under this name.
+            parser.error(f"{name}: needs =SRC, a folder that holds drawlot; got {folder}")
+    if len(folders) < len(given.variants):
+        parser.error(f"variants: each needs a name of its own; got {' '.join(given.variants)}")
+    variants = {name: started(folder, given.cases) for name, folder in folders.items()}
+    try:
+        report = timed_in_turn(variants, given.cases, given.rounds)
+    finally:
+        for process in variants.values():
+            process.kill()
+    report["variants"] = given.variants
+    given.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def started(folder: Path, cases: list[str]) -> subprocess.Popen[str]:
+    """The process of a variant."""
+    script = f"from benchmarks.variants_gpu import work_off; work_off({cases!r})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(Path.cwd())))}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, text=True, env=environment)
+
+
+def timed_in_turn(variants: dict[str, subprocess.Popen[str]], cases: list[str], rounds: int) -> dict[str, Any]:
+    """Microseconds a step, one entry a round."""
     said = {name: answers(process, name) for name, process in variants.items()}
-    for case in given.cases:
+    for _ in cases:
         for name in variants:
-            next(said[name])
-            print(f"{case} by {name}: draws what the CPU draws", file=sys.stderr, flush=True)
-    report: dict[str, Any] = {"environment": environment(torch.device("cuda")), "variants": given.variants, "us": {}}
-    for number in range(given.rounds):
-        for case in given.cases:
-            times = report["us"].setdefault(case, {name: [] for name in variants})
+            print(f"{name}: {next(said[name])}", end="", file=sys.stderr, flush=True)
+    us: dict[str, dict[str, list[float]]] = {case: {name: [] for name in variants} for case in cases}
+    for number in range(rounds):
+        for case, times in us.items():
             for name, process in variants.items():
                 assert process.stdin is not None
                 print(case, file=process.stdin, flush=True)
-                times[name].append(next(said[name])["us"])
+                times[name].append(float(next(said[name])))
             line = "  ".join(f"{name} {times[name][-1]:8.2f}" for name in variants)
             print(f"round {number + 1}  {case:20} {line}", flush=True)
-        given.output.write_text(json.dumps(report, indent=1) + "\n")
-    for process in variants.values():
-        process.kill()
+    return {"environment": environment(torch.device("cuda")), "us": us}
 
 
 if __name__ == "__main__":

@@ -325,12 +325,18 @@ def kernels(timed: Timed) -> dict[str, float]:
     return {e.key: round(e.self_device_time_total / timed.steps, 2) for e in events}
 
 
-def timed_case(case: Case, vocab_size: int, device: torch.device, margins: Margins) -> dict[str, Any]:
-    """Checks and times one case."""
+def inputs_of(case: Case, vocab_size: int, device: torch.device) -> list[Inputs]:
+    """So many that together they are larger than a cache, the same in every run."""
     generator = torch.Generator(device).manual_seed(7)
     inputs = [Inputs.random(case, vocab_size, generator)]
     while sum(each.num_bytes for each in inputs) < 2 * ROTATED_BYTES and len(inputs) < 16:
         inputs.append(Inputs.random(case, vocab_size, generator))
+    return inputs
+
+
+def timed_case(case: Case, vocab_size: int, device: torch.device, margins: Margins) -> dict[str, Any]:
+    """Checks and times one case."""
+    inputs = inputs_of(case, vocab_size, device)
     timed = captured(case, inputs, vocab_size, device, checked=2)
     equality = equal_on_timed(case, inputs, timed.outputs, margins)
     times = microseconds(timed)

@@ -19,6 +19,10 @@ class OutOfBoundsError(Exception):
     """A lane that is not masked lies outside its tensor."""
 
 
+def _address(number: int) -> int:
+    return (number << _BITS) + (1 << (_BITS - 1))
+
+
 class _Memory:
     """Tensors of the launch that runs: the real address of each, and its bytes."""
 
@@ -30,7 +34,7 @@ class _Memory:
         last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
         num_bytes = (last + 1) * tensor.element_size() if tensor.numel() else 0
         self.tensors.append((tensor.data_ptr(), num_bytes, f"{tensor.dtype} {tuple(tensor.shape)}, {tensor.stride()}"))
-        return ((len(self.tensors) - 1) << _BITS) + (1 << (_BITS - 1))
+        return _address(len(self.tensors) - 1)
 
     def real(self, pointers: Any, mask: Any) -> Any:
         """The pointers to load from or store to."""
@@ -40,7 +44,7 @@ class _Memory:
             raise OutOfBoundsError("a pointer of no tensor")
         start, num_bytes, name = self.tensors[number]
         # Unsigned: what lies before the tensor is far behind it.
-        offsets = addresses - np.uint64((number << _BITS) + (1 << (_BITS - 1)))
+        offsets = addresses - np.uint64(_address(number))
         size = pointers.get_element_ty().primitive_bitwidth // 8
         outside = (offsets > np.uint64(num_bytes - size)) & mask.data if num_bytes else mask.data
         if outside.any():

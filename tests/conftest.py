@@ -18,11 +18,13 @@ from drawlot.kernels.drafts import VerifiedRows
 if find_spec("triton") is not None and not torch.cuda.is_available():
     from tests.any_order import shuffle_programs
     from tests.checked_memory import check_memory
+    from tests.endless_waits import refuse_endless_waits
     from tests.quick_interpreter import prepare_once_a_launch
 
     prepare_once_a_launch()
     check_memory()
     shuffle_programs()
+    refuse_endless_waits()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Triton's interpreter, as tests have it: what lies outside a kernel's tensors is refused, programs have no order."""
+"""Triton's interpreter, as tests have it: nothing outside a kernel's tensors, no order of programs, no endless wait."""
 
 import pytest
 import torch
@@ -20,6 +20,18 @@ def _copy(source, target, first, n, BLOCK: tl.constexpr):
 @triton.jit
 def _add(target, place):
     tl.atomic_add(target + place, 1)
+
+
+@triton.jit
+def _swap(target, place):
+    tl.atomic_cas(target + place, 0, 7)
+
+
+@triton.jit
+def _wait(count, values, VOLATILE: tl.constexpr):
+    reached = 0
+    while reached < 1:
+        reached = tl.load(values, volatile=True) if VOLATILE else tl.atomic_add(count, 0)
 
 
 @pytest.mark.parametrize(("first", "n"), [(0, 5), (0, 6), (-1, 4), (-9, 0), (4, 5)])
@@ -47,7 +59,11 @@ def test_rows_apart_and_counters() -> None:
     for target, place in ((count, 2), (count[:1], 1), (count[:0], 0)):
         with pytest.raises(InterpreterError, match="OutOfBoundsError"):
             _add[(1,)](target, place)
+        with pytest.raises(InterpreterError, match="OutOfBoundsError"):
+            _swap[(1,)](target, place)
     assert count.tolist() == [0, 1]
+    _swap[(1,)](count, 0)
+    assert count.tolist() == [7, 1]
 
 
 @triton.jit
@@ -63,3 +79,10 @@ def test_programs_run_in_another_order_each_time() -> None:
         assert sorted(places.tolist()) == list(range(8))
         orders.add(tuple(places.tolist()))
     assert len(orders) > 1
+
+
+@pytest.mark.parametrize("volatile", [False, True])
+def test_what_never_comes_is_not_waited_for(volatile: bool) -> None:
+    _wait[(3,)](torch.ones(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32), VOLATILE=volatile)
+    with pytest.raises(InterpreterError, match="EndlessWaitError"):
+        _wait[(3,)](torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32), VOLATILE=volatile)

@@ -21,7 +21,7 @@ for method, form, V, dtype, wide, params in {}:
     sampler = Sampler(2, V, backend="triton", use_fp64_gumbel=wide)
     verifier = RejectionSampler(sampler, num_speculative_tokens=K, method=method)
     for i in range(2):
-        verifier.sampler.add_request(i, SamplingParams(**params), [1])
+        sampler.add_request(i, SamplingParams(**params), [1])
     index, local, first = torch.arange(2), torch.arange(K + 1).repeat(2), torch.tensor([0, 5, 10], dtype=torch.int32)
     rows = LogitsRows(index, index.repeat_interleave(K + 1), local, local, local, first)
     q, lse = torch.zeros(2, K, V), torch.zeros(2, K)

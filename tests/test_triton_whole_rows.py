@@ -18,7 +18,7 @@ from triton.runtime.errors import InterpreterError
 
 from drawlot.kernels.triton.workspace import Workspace
 from tests import whole_row_mutants
-from tests.verification.kernel_mutants import KernelMutant
+from tests.kernel_mutant import KernelMutant
 
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter")
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]

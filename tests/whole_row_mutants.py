@@ -1,7 +1,7 @@
 """Wrong kernels for rows that no short list can cut, and the world of `test_triton_whole_rows` that shows each."""
 
 from drawlot.kernels.triton import cut_in_list, lazy_race, listing, ranks, slow_cut, whole_row, whole_rows
-from tests.verification.kernel_mutants import KernelMutant
+from tests.kernel_mutant import KernelMutant
 
 _BOTH = "top-k and top-p"
 _MISSED, _NO_ROOM, _BORDERS = "the cut lies elsewhere: ", "no room for the list: ", "borders that are tokens: "

@@ -18,9 +18,9 @@ from drawlot import RejectionSampler, SamplingParams
 if find_spec("triton") is None:
     pytest.skip("for Triton", allow_module_level=True)
 
+from tests.kernel_mutant import KernelMutant
 from tests.verification import kernel_mutants, triton_law
 from tests.verification import world as worlds
-from tests.verification.kernel_mutants import KernelMutant
 from tests.verification.test_exact import FORMS, PARAMS
 from tests.verification.world import KINDS, World, of_one_step, of_two_steps, world
 

@@ -260,6 +260,8 @@ class Timed(NamedTuple):
     steps: int
     outputs: list[VerifierOutput]
     verifier: RejectionSampler
+    inputs: list[Inputs]
+    """Kept, as the verifier is, since a graph replays in the memory of what it captured"""
     allocated: int
     """Allocations of a step after the first"""
     eager_us: float
@@ -295,7 +297,7 @@ def captured(case: Case, inputs: list[Inputs], vocab_size: int, device: torch.de
     torch.cuda.synchronize()
     if bool((last.sampled_token_ids == -7).any()):
         raise RuntimeError(f"{case.name}: the graph that is timed does not write its tokens")
-    return Timed(timed.replay, len(inputs), outputs, verifier, allocated, eager_us)
+    return Timed(timed.replay, len(inputs), outputs, verifier, inputs, allocated, eager_us)
 
 
 def burst(timed: Timed, repeats: int) -> float:

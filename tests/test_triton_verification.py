@@ -22,6 +22,7 @@ from tests.verification.cases import random_batch
 from tests.without_gpu import counted
 
 triton = pytest.importorskip("triton")
+summary = pytest.importorskip("drawlot.kernels.triton.summary")
 step_verifier = pytest.importorskip("drawlot.kernels.triton.verification.step_verifier")
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter")
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -91,8 +92,20 @@ def rows_of(drafts: Tensor, counts: list[int], anchor: int = 0) -> LogitsRows:
     )
 
 
+def poison(verifier: RejectionSampler, number: int) -> None:
+    """Fills outputs and scratch with a number, which may be a row's path, a count or an id; floats with NaN."""
+    steps = verifier._steps
+    memory, keeps = steps._memory, ("refused", "masks_one", "touched")
+    judged = (getattr(memory.judged, name) for name in memory.judged._fields if name not in keeps)
+    work = (*steps._work.tiles, *steps._work.lists, *steps._work.summary, *steps._work.whole)
+    for part in (*judged, *memory.leftovers, *memory.verdicts, *memory.verified, *work):
+        if isinstance(part, Tensor):
+            integer = number % 256 if part.dtype == torch.uint8 else number
+            part.fill_(torch.nan if part.dtype.is_floating_point else integer)
+
+
 def test_a_step_leaves_nothing_behind_for_the_next() -> None:
-    # Every output poisoned; drafts refused in one step are none in the next, and the other way round.
+    # All memory poisoned; drafts refused in one step are none in the next, and the other way round.
     torch.manual_seed(0)
     v, methods = 300, ["standard", "block", "standard", "coupled", "block"]
     params = [SamplingParams(seed=r, **extra) for r, extra in enumerate(({}, {}, {"top_k": 9}, {"top_p": 0.9}, {}))]
@@ -111,14 +124,16 @@ def test_a_step_leaves_nothing_behind_for_the_next() -> None:
         drafts = torch.where(torch.arange(K) < torch.tensor(counts).unsqueeze(1), drafts, -1)
         drafts = torch.where(refuse ^ (step == 1) & (drafts >= 0), -2 - drafts, drafts)
         given = logits, rows_of(drafts, counts, 10 * step), drafts, None if step == 2 else q
+        poison(fast, (summary.LISTED.value, summary.WHOLE.value, -7)[step])
         expected, got = exact(*given), fast(*given)
         assert not different(got, expected).any(), step
         assert torch.equal(got.status, expected.status)
-        # What programs on a GPU wait for: each row counts once, there or not, where there may be rows to be weighed.
-        assert fast._steps._memory.leftovers.known.item() == (0 if step == 2 else len(counts) * (K + 1))
-        # The next step's outputs lie in the same memory.
-        for part in (*got[:3], got.status):
-            part.fill_(-7 if part.dtype != torch.uint8 else 77)
+        # What programs on a GPU wait for: each row counts once, there or not, where rows may be weighed, and
+        # so does each program. Some rows are left to be read whole, all of one request, whose top_p is flat.
+        leftovers, control = fast._steps._memory.leftovers, fast._steps._work.tiles.control
+        assert leftovers.known.item() == (0 if step == 2 else len(counts) * (K + 1))
+        assert (leftovers.done.item(), control[summary.UNDECIDED.value].item()) == (len(counts) * (K + 1), 0)
+        assert control[summary.COUNT.value].item() == counts[3] + 1
 
 
 def test_rows_to_be_weighed_are_looked_for_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +180,21 @@ def test_a_row_with_a_broken_law_is_not_sure() -> None:
     assert not different(got, expected).any()
     assert got.num_accepted.tolist() == [4, *expected.num_accepted[1:].tolist()]
     assert got.num_accepted[1:].max() < 4
+
+
+def test_a_law_of_few_tokens_that_is_none_says_nothing_of_others() -> None:
+    # Listed tokens have no mass at all. Drafts that are not listed have q = 0 and are sure, listed ones are not; by
+    # `block` no draft before such a one is either, since what is left of their rows is not known.
+    fast, exact = verifiers(9, [SamplingParams(seed=r) for r in range(4)], ["block", "standard"] * 2)
+    torch.manual_seed(5)
+    logits, ids = torch.randn(20, 9), torch.randint(0, 4, (4, K, 2))
+    drafts = torch.randint(4, 9, (4, K))
+    drafts[2:, 2] = ids[2:, 2, 0]
+    q = SparseDraftLogits(ids, torch.full((4, K, 2), -torch.inf))
+    given = logits, rows_of(drafts, [4] * 4), drafts, q
+    expected, got = exact(*given), fast(*given)
+    assert not different(got, expected).any()
+    assert got.num_accepted.tolist() == [4, 4, 0, 2]
 
 
 def test_the_drafts_before_a_bad_row_are_the_last() -> None:
@@ -389,7 +419,7 @@ def test_a_captured_step_is_good_for_requests_that_need_its_launches() -> None:
     sampler.add_request(1, SamplingParams(temperature=0, top_p=0.5), [1])
     assert fast.capture_key == keys[0]
     fast.set_method(1, "coupled")
-    assert fast.capture_key == keys[1]
+    assert fast.capture_key == keys[0]
     assert RejectionSampler(Sampler(2, 8, backend="torch"), num_speculative_tokens=K).capture_key is None
 
 

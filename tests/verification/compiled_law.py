@@ -16,12 +16,11 @@ import triton.language as tl
 from numpy.typing import NDArray
 from triton.runtime.jit import JITFunction
 
-from drawlot import VerifierOutput, rng
+from drawlot import VerifierOutput
 from drawlot.kernels.drafts import PADDING, Law
 from drawlot.kernels.triton import launch
-from drawlot.kernels.triton.reduce import first_largest
 from drawlot.kernels.triton.values import TILE
-from drawlot.kernels.triton.verification import draw, laws, weighed
+from drawlot.kernels.triton.verification import cut, draw, laws, weighed
 from tests.verification.triton_law import HIGH, LOW, Given, Numbers, coins_until
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -36,10 +35,7 @@ _winners = torch.zeros(_ROOM, _COLUMNS.value, dtype=torch.float64, device=DEVICE
 # Kernels have no parameter for tables that only tests have.
 _COINS_AT, _NOISE_AT = tl.constexpr(_coins.data_ptr()), tl.constexpr(_noise.data_ptr())
 _WEIGHTS_AT, _WINNERS_AT = tl.constexpr(_weights.data_ptr()), tl.constexpr(_winners.data_ptr())
-_TARGET, _RESIDUAL, _BONUS = (
-    tl.constexpr(int(rng.Stream[name])) for name in ("TARGET_TOKEN", "RESIDUAL_TOKEN", "BONUS_TOKEN")
-)
-_race, _race_of_range = draw.race, draw.race_of_range
+_race_in_list, _race_of_range = draw.race_in_list, draw.race_of_range
 
 
 @triton.jit
@@ -65,25 +61,30 @@ def gumbel_of_range(first, N: tl.constexpr, seed, position, stream, choice, step
 def race_of_range(first, z, key, stream, N: tl.constexpr, WIDE: tl.constexpr):
     """The race among a tile's tokens, which notes their weights."""
     winner = _race_of_range(first, z, key, stream, N, WIDE)
-    _put(first + tl.arange(0, N), z, key, winner)
+    _put(first + tl.arange(0, N), z, key[0] * _COLUMNS + key[3], winner)
     return winner
 
 
 @triton.jit
-def race(ids, z, payload, key, stream, WIDE: tl.constexpr):
-    """The race among listed tokens, which notes their weights, or over their tiles, with noise from the table."""
-    if (stream == _TARGET) | (stream == _RESIDUAL) | (stream == _BONUS):
-        winner, its_payload = _race(ids, z, payload, key, stream, WIDE)
-        _put(ids, z, key, winner)
-    else:
-        noise = tl.load(_table(_NOISE_AT) + key[0] * _TILES + ids, mask=ids < _TILES, other=0.0)
-        winner, its_payload = first_largest(z + noise.to(z.dtype), ids, payload)
-    return winner, its_payload
+def noises_of_list(token, key, tile_stream, token_stream, WIDE: tl.constexpr):
+    """Noise of tiles from the table; that of tokens is the same for all: it tells the race whose row it is."""
+    tile = token // TILE
+    noise = tl.load(_table(_NOISE_AT) + key[0] * _TILES + tile, mask=tile < _TILES, other=0.0)
+    wide = tl.float64 if WIDE else tl.float32
+    return noise.to(wide), (key[0] * _COLUMNS + key[3] + token * 0).to(wide)
 
 
 @triton.jit
-def _put(ids, z, key, winner):
-    row = key[0] * _COLUMNS + key[3]
+def race_in_list(weight, z, kept, token, noises):
+    """The race among listed tokens, which notes their weights."""
+    winner = _race_in_list(weight, z, kept, token, noises)
+    inside = kept & (token // TILE == winner // TILE)
+    _put(token, tl.where(inside, z, float("-inf")), tl.max(noises[1]).to(tl.int64), winner)
+    return winner
+
+
+@triton.jit
+def _put(ids, z, row, winner):
     tl.store(_table(_WEIGHTS_AT) + row * _IDS + ids, tl.exp(z.to(tl.float64)), mask=ids < _IDS)
     tl.store(_table(_WINNERS_AT) + row, winner.to(tl.float64))
 
@@ -95,7 +96,8 @@ def asked() -> Iterator[None]:
         (laws, coin_of),
         *((module, gumbel_of_range) for module in (laws, draw, weighed)),
         (draw, race_of_range),
-        (draw, race),
+        *((module, noises_of_list) for module in (cut, draw)),
+        (draw, race_in_list),
     )
     with ExitStack() as patches:
         for module, function in places:

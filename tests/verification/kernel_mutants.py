@@ -1,7 +1,18 @@
 """Wrong Triton kernels of verification, each a few characters away from the right ones, and worlds that show them."""
 
 from drawlot.kernels.triton import values
-from drawlot.kernels.triton.verification import acceptance, draw, judge, laws, leftover, requests, settle, weighed
+from drawlot.kernels.triton.verification import (
+    acceptance,
+    cut,
+    draw,
+    judge,
+    laws,
+    leftover,
+    requests,
+    row_law,
+    settle,
+    weighed,
+)
 from tests.kernel_mutant import KernelMutant
 
 OF_STANDARD = [
@@ -39,15 +50,15 @@ OF_STANDARD = [
     ),
     KernelMutant(
         "q at the draft without its factor",
-        laws._finish_draft_law,
+        row_law.finish_draft_law,
         "q = tl.exp(q - shift) * factor",
         "q = tl.exp(q - shift)",
     ),
     KernelMutant(
         "coins of the first row for all",
         laws.law_kernel,
-        "coin_of(key, WIDE)",
-        "coin_of((key[0], key[1], key[2], key[3] * 0), WIDE)",
+        "coin_of((seed, anchor, choice, column), WIDE)",
+        "coin_of((seed, anchor, choice, column * 0), WIDE)",
         "two drafts",
     ),
     KernelMutant(
@@ -70,17 +81,17 @@ OF_STANDARD = [
         "tl.where((column == tl.minimum(accepted + 1, n)) & (status == 0), own, -1)",
         "two drafts",
     ),
-    KernelMutant("residual without q", leftover.weights_of, "prefix) - q", "prefix)"),
+    KernelMutant("residual without q", leftover.leftover_of, "prefix) - q", "prefix)"),
     KernelMutant(
         "residual of both sides",
-        leftover.weights_of,
+        leftover.leftover_of,
         "tl.maximum(weight * (per_mass * prefix) - q, 0.0, propagate_nan=tl.PropagateNan.ALL)",
         "tl.abs(weight * (per_mass * prefix) - q)",
     ),
-    KernelMutant("residual of twice p", leftover.weights_of, "(weight * (", "(2 * weight * ("),
+    KernelMutant("residual of twice p", leftover.leftover_of, "(weight * (", "(2 * weight * ("),
     KernelMutant(
         "residual of q without its factor",
-        leftover.weights_of,
+        leftover.leftover_of,
         "tl.exp2((draft_logits - shift) * LOG2_E) * factor",
         "tl.exp2((draft_logits - shift) * LOG2_E)",
     ),
@@ -103,7 +114,7 @@ OF_FORMS = [
         "point",
     ),
     KernelMutant(
-        "half a point mass", leftover.weights_of, "ids == draft, 1.0, 0.0", "ids == draft, 0.1, 0.0", "filtered point"
+        "half a point mass", leftover.leftover_of, "ids == draft, 1.0, 0.0", "ids == draft, 0.1, 0.0", "filtered point"
     ),
     KernelMutant(
         "few tokens: q of the token before",
@@ -144,7 +155,7 @@ OF_FORMS = [
 OF_PARAMETERS = [
     KernelMutant("ratio without temperature", acceptance.ratio_of_draft, "* per_temperature", "* 1.0", "warm"),
     KernelMutant(
-        "residual without temperature", leftover.weights_of, "(x - maximum) * scale", "(x - maximum) * LOG2_E", "warm"
+        "residual without temperature", leftover.leftover_of, "(x - maximum) * scale", "(x - maximum) * LOG2_E", "warm"
     ),
     KernelMutant(
         "filtered drafts pass",
@@ -156,17 +167,18 @@ OF_PARAMETERS = [
     KernelMutant(
         "no residual of listed tokens",
         draw.draw_from_list,
-        "tl.where(residual, tl.log(tl.where(left > 0",
-        "tl.where(residual & False, tl.log(tl.where(left > 0",
+        "    if residual:",
+        "    if residual & (temperature < 0):",
         "filtered",
     ),
     KernelMutant(
         "mass of what no filter drops",
-        laws._law_of_finish,
-        "tl.exp(tl.load(summary.floats + summary.num_rows",
-        "2 * tl.exp(tl.load(summary.floats + summary.num_rows",
+        cut.cut_row,
+        "mass = of_fixed(total)",
+        "mass = 2 * of_fixed(total)",
         "filtered",
     ),
+    KernelMutant("one more than the filters keep", cut.cut_row, "rank == num_kept - 1", "rank == num_kept", "filtered"),
     KernelMutant(
         "penalties without drafts",
         values._with_drafts,
@@ -201,15 +213,27 @@ OF_BLOCK = [
         "prefix = next_prefix(prefix, ratio) if i > 1 else prefix",
         "block",
     ),
-    KernelMutant(
-        "block: the ratio alone", acceptance.next_prefix, "product = prefix * ratio", "product = ratio", "block"
-    ),
+    KernelMutant("block: the ratio alone", acceptance.next_prefix, "2.0, prefix * ratio", "2.0, ratio", "block"),
     KernelMutant(
         "block: coins of the row itself", acceptance.accept_block, "first + (i - 1), mask", "first + i, mask", "block"
     ),
     KernelMutant("block: accepted by P alone", acceptance.accept_block, "(prefix == 1)", "(prefix >= 0)", "block"),
     KernelMutant(
         "block: P = 1 is not sure", acceptance.accept_block, "(is_last | (", "((is_last & (i < 0)) | (", "block"
+    ),
+    KernelMutant(
+        "block: drawn by the law of the first row",
+        laws.law_kernel,
+        "law_of_row(judged, drawn_row, tl.load(judged.lines + drawn_row)",
+        "law_of_row(judged, first, tl.load(judged.lines + first)",
+        "block of two",
+    ),
+    KernelMutant(
+        "block: drawn without a residual",
+        laws.law_kernel,
+        "first + lowest, lowest < given",
+        "first + lowest, lowest < 0",
+        "block",
     ),
     KernelMutant(
         "block: nothing is weighed",
@@ -320,9 +344,9 @@ THE_SAME = [
     ),
     KernelMutant(
         "equal: residual by half",
-        leftover.weights_of,
-        "left = tl.maximum(",
-        "left = 0.5 * tl.maximum(",
+        leftover.leftover_of,
+        "return tl.maximum(",
+        "return 0.5 * tl.maximum(",
     ),
 ]
 ALL = [*OF_STANDARD, *OF_FORMS, *OF_PARAMETERS, *OF_BLOCK]

@@ -15,7 +15,7 @@ import torch
 import triton.language as tl
 from numpy.typing import NDArray
 
-from drawlot import RejectionSampler, VerifierOutput, rng
+from drawlot import RejectionSampler, VerifierOutput
 from drawlot.kernels.drafts import PADDING, Law, Method
 from drawlot.kernels.triton.verification import draw, laws, settle
 
@@ -23,7 +23,6 @@ Numbers = NDArray[np.float64]
 Given = tuple[RejectionSampler, list[Any]]
 LOW, HIGH = 1e-300, float(np.nextafter(1, 0))
 """Coins that pass almost everything, and almost nothing"""
-_TOKENS = [int(rng.Stream[name]) for name in ("TARGET_TOKEN", "RESIDUAL_TOKEN", "BONUS_TOKEN")]
 
 
 def verify_rows(given: Given) -> VerifierOutput:
@@ -74,39 +73,43 @@ def tossed(coins: Numbers) -> Iterator[None]:
 @contextmanager
 def _heard(accept: Numbers, weights: Numbers, drafts: NDArray[np.int64], rejecting: int) -> Iterator[dict[int, int]]:
     """Writes down thresholds of `standard`, and what rows `rejecting` draw from at last; the tokens they draw."""
-    tossing, by_coin, of_range, of_list = laws.coin_of, laws.accepts, draw.race_of_range, draw.race
-    now, winners = [0], dict[int, int]()
+    tossing, by_coin, of_range = laws.coin_of, laws.accepts, draw.race_of_range
+    of_list, of_lists_race = draw.draw_from_list, draw.race_in_list
+    now, keys, winners = [0], list[Any](), dict[int, int]()
 
     def coin_of(key: Any, wide: Any) -> Any:
         now[0] = _number(key[0])
         return tossing(key, wide)
 
-    def accepts(
-        methods: Any, method: Any, temperature: Any, column: Any, draft: Any, token: Any, ratio: Any, coin: Any
-    ) -> Any:
+    def accepts(methods: Any, method: Any, column: Any, draft: Any, ratio: Any, coin: Any) -> Any:
         j = _number(column)
         if j < accept.shape[1] and drafts[now[0], j] != PADDING and _number(method) == Method.STANDARD:
             accept[now[0], j] = min(ratio.handle.data.item(), 1)
-        return by_coin(methods, method, temperature, column, draft, token, ratio, coin)
+        return by_coin(methods, method, column, draft, ratio, coin)
 
-    def put(ids: NDArray[np.int64], z: Any, key: Any, stream: Any, winner: Any) -> None:
-        if _number(stream) in _TOKENS and _number(key[3]) == rejecting:
+    def put(ids: NDArray[np.int64], z: Any, key: Any, winner: Any) -> None:
+        if _number(key[3]) == rejecting:
             live = ids < weights.shape[2]
             weights[_number(key[0]), _number(key[3]), ids[live]] = np.exp(z.handle.data[live].astype(np.float64))
             winners[_number(key[0])] = _number(winner)
 
     def race_of_range(first: Any, z: Any, key: Any, stream: Any, n: Any, wide: Any) -> Any:
         winner = of_range(first, z, key, stream, n, wide)
-        put(np.arange(z.handle.data.size), z, key, stream, winner)
+        put(np.arange(z.handle.data.size), z, key, winner)
         return winner
 
-    def race(ids: Any, z: Any, payload: Any, key: Any, stream: Any, wide: Any) -> Any:
-        winner = of_list(ids, z, payload, key, stream, wide)
-        put(ids.handle.data, z, key, stream, winner[0])
+    def draw_from_list(*args: Any) -> Any:
+        keys.append(args[4])
+        return of_list(*args)
+
+    def race_in_list(weight: Any, z: Any, kept: Any, token: Any, noises: Any) -> Any:
+        winner = of_lists_race(weight, z, kept, token, noises)
+        put(token.handle.data, tl.where(kept, z, float("-inf")), keys[-1], winner)
         return winner
 
     with ExitStack() as patches:
-        for module, heard in ((laws, coin_of), (laws, accepts), (draw, race_of_range), (draw, race)):
+        heard_in_draw = race_of_range, draw_from_list, race_in_list
+        for module, heard in ((laws, coin_of), (laws, accepts), *((draw, function) for function in heard_in_draw)):
             patches.enter_context(mock.patch.object(module, heard.__name__, heard))
         yield winners
 
@@ -131,7 +134,7 @@ def _blocks_heard(
         rows = slice(first[r], first[r] + given + 1)
         ratio, left_of_rows = judged.ratios[rows].numpy(), leftovers.masses[rows, 0].numpy()
         # A bad row ends the drafts.
-        n = int(np.argmax(np.append(ratio[:given] < 0, True)))
+        n = int(np.argmax(np.append(ratio[:given] == -1, True)))
         prefix = [1.0]
         for i in range(n):
             prefix.append(min(prefix[i] * ratio[i], 1.0) if prefix[i] > 0 else 0.0)

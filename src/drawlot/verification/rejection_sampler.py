@@ -112,9 +112,9 @@ class RejectionSampler:
         rows = LogitsRows(zero, zeros, both, both, zeros, torch.tensor([0, 2], dtype=torch.int32, device=device))
         drafts = torch.full((1, self.num_speculative_tokens), PADDING, device=device)
         drafts[0, 0] = 0
-        # A filter asks for the finish, `block` settles in its own way.
-        for method, logprobs, penalty in product(("standard", "block"), (None, 0), (0.0, 1.0)):
-            self.sampler.add_request(0, SamplingParams(top_k=1, logprobs=logprobs, presence_penalty=penalty), [0])
+        # With filters rows are cut, `block` settles in its own way.
+        for method, top_k, logprobs, penalty in product(("standard", "block"), (0, 1), (None, 0), (0.0, 1.0)):
+            self.sampler.add_request(0, SamplingParams(top_k=top_k, logprobs=logprobs, presence_penalty=penalty), [0])
             self.set_method(0, method)
             for mask in (None,) if allowed_bitmask is None else (None, allowed_bitmask[:2]):
                 self(target_logits[:2], rows, drafts, draft_logits, draft_lse, mask)

@@ -117,11 +117,8 @@ class Tiles(NamedTuple):
     stride: int
     control: Tensor
     """int32 [4]: counters that the scan sets back, see `summary.COUNT` and the others"""
-    refused: Tensor | None = None
-    """int32 [N]: a token that a constraint refuses although the scan saw it, -1 for none; None: there are none"""
     undrawn: Tensor | None = None
-    """int32 [N]: 1 where nobody asks for the row's token, so that a list is only cut; 2 where nobody asks for the row;
-    None: all tokens are asked for"""
+    """int32 [N]: 1 where nobody asks for the token of a row that is read whole; None: all tokens are asked for"""
 
 
 class Lists(NamedTuple):

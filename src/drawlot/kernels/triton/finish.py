@@ -10,7 +10,6 @@ from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.reduce import sum_of_masses
-from drawlot.kernels.triton.refused import load_allowed, without_refused
 from drawlot.kernels.triton.scan import GROUP, GROUPS, group_of, raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, temperature_of
 from drawlot.kernels.triton.summary import (
@@ -30,6 +29,7 @@ from drawlot.kernels.triton.values import (
     MINUS_INF,
     MINUS_INF_ORDER,
     is_edited,
+    load_values,
     order_of,
     value_of,
 )
@@ -87,27 +87,14 @@ def finish_kernel(
     if filtered == 0:
         noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
     follow(OVERLAP)
-    draws = is_row
-    if tiles.undrawn is not None:
-        undrawn = tl.load(tiles.undrawn + row)
-        is_row, draws = is_row & (undrawn < 2), undrawn == 0
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
     best_groups = tl.load(tiles.best_groups + at, mask=exists, other=MINUS_INF_ORDER)
-    refused = None
-    if tiles.refused is not None:
-        refused = tl.load(tiles.refused + row)
     if is_row == 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0.0, 0.0)
         tl.store(summary.rank + row, 0)
-        _count_decided(tiles)
+        count_up(tiles.control + UNDECIDED)
         return
-    if refused is not None:
-        if refused >= 0:
-            maxima, sums, best_groups = without_refused(
-                rows, states, tiles, state, row, refused, tile, maxima, sums, best_groups
-            )
-            tl.debug_barrier()
 
     orders = order_of(maxima)
     # A bad tile is above all others.
@@ -118,7 +105,7 @@ def finish_kernel(
         tl.store(summary.rank + row, 0)
         if columns is not None:
             put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, row >= 0)
-        _count_decided(tiles)
+        count_up(tiles.control + UNDECIDED)
         return
 
     row_max = value_of(highest)
@@ -126,13 +113,11 @@ def finish_kernel(
     lists_it = (temperature != 0) & ((filtered & (top_k <= ROOM)) | (num_tiles <= ROOM))
     begun = found[0], num_tiles, num_tiles, tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK, GROUP], tl.float32)
     if lists_it:
-        begun = begin_list(rows, refused, row, lists, maxima, best_groups, found, (top_k, top_p, min_p), T, ROOM, BLOCK)
+        begun = begin_list(rows, None, row, lists, maxima, best_groups, found, (top_k, top_p, min_p), T, ROOM, BLOCK)
     # While tokens are being loaded.
     raw_log_mass = row_max
     if tiles.raw_sums is not None:
         is_apart = raw_apart(rows, states, state, row)
-        if refused is not None:
-            is_apart = is_apart | (refused >= 0)
         raw_log_mass = _put_raw_mass(tiles, summary, row, at, exists, maxima, sums, row_max, is_apart)
     is_known = is_row
     if RAW:
@@ -141,15 +126,13 @@ def finish_kernel(
     asks = wants & (is_known == 0)
     # Of these rows it is known before anything is drawn that nobody reads them again.
     is_sure = ((temperature == 0) & (asks == 0)) | ((filtered == 0) & (wants == 0))
-    undecided = None
-    if tiles.undrawn is None:
-        undecided = tiles.control + UNDECIDED
-        if is_sure:
-            tl.atomic_add(undecided, 1, sem="relaxed")
+    undecided = tiles.control + UNDECIDED
+    if is_sure:
+        tl.atomic_add(undecided, 1, sem="relaxed")
     if temperature == 0:
         best = tl.min(tl.where(orders == highest, tile * GROUPS + group_of(best_groups), LAST_ID))
         ids = best * GROUP + tl.arange(0, GROUP)
-        token = tl.min(tl.where(load_allowed(rows, refused, row, ids, ids >= 0) == row_max, ids, LAST_ID))
+        token = tl.min(tl.where(load_values(rows, row, ids, ids >= 0) == row_max, ids, LAST_ID))
         put_cut(summary, row, MINUS_INF, -1)
         log_mass = log_row_mass(maxima, sums, row_max)
         put(drawn, summary, row, token, 0, GREEDY, row_max, log_mass)
@@ -161,14 +144,13 @@ def finish_kernel(
                 put_column(columns, row, token, logprob, 1, row >= 0)
         if asks:
             _ask_for_rank(tiles, whole, columns, summary, row)
-            _count_decided(tiles)
+            count_up(tiles.control + UNDECIDED)
         return
 
     done = False
     if lists_it:
         done = draw_from_list(
             rows,
-            refused,
             lists,
             drawn,
             summary,
@@ -180,7 +162,6 @@ def finish_kernel(
             temperature,
             (top_k, top_p, min_p),
             key,
-            draws,
             columns,
             wants & is_known,
             (asks == 0) & (is_sure == 0),
@@ -195,7 +176,7 @@ def finish_kernel(
     if done:
         if asks:
             _ask_for_rank(tiles, whole, columns, summary, row)
-            _count_decided(tiles)
+            count_up(tiles.control + UNDECIDED)
         return
     if filtered:
         begin_whole_row(whole, row, tl.atomic_add(tiles.control + COUNT, 1))
@@ -204,20 +185,13 @@ def finish_kernel(
         tl.store(summary.rank + row, 0)
     else:
         best, mass = race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE)
-        token = race_in_tile(rows, refused, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
+        token = race_in_tile(rows, None, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
         put_cut(summary, row, MINUS_INF, -1)
         put(drawn, summary, row, token, 0, TILES, row_max, tl.log(mass))
         tl.store(summary.rank + row, 0)
     if wants:
         _ask_for_rank(tiles, whole, columns, summary, row)
     if is_sure == 0:
-        _count_decided(tiles)
-
-
-@triton.jit
-def _count_decided(tiles):
-    """For whole rows: what this one leaves to be read again, if anything, is stored."""
-    if tiles.undrawn is None:
         count_up(tiles.control + UNDECIDED)
 
 

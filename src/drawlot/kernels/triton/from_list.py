@@ -15,7 +15,7 @@ from drawlot.kernels.triton.listing import (
 )
 from drawlot.kernels.triton.noise import gumbel
 from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, z_of
-from drawlot.kernels.triton.reduce import FIXED_POINT, sum_by_tile, sum_two, winner_of
+from drawlot.kernels.triton.reduce import FIXED_POINT, of_fixed, sum_by_tile, sum_two, winner_of
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import LISTED, put
@@ -70,7 +70,6 @@ def begin_list(
 @triton.jit
 def draw_from_list(
     rows,
-    refused,
     lists,
     drawn,
     summary,
@@ -82,7 +81,6 @@ def draw_from_list(
     temperature,
     filters,
     key,
-    draws,
     columns,
     has_column,
     counts,
@@ -97,73 +95,120 @@ def draw_from_list(
     """Whether the list held all that the row keeps; if so, its token and summary are stored.
 
     maxima, sums: float32 [T], of the row's tiles; begun: what `begin_list` returns; filters, key: what `filters_of` and
-    `noise_key` of `states` return; draws: otherwise nobody asks for the token, and it is -1; has_column: whether
-    columns, if there are any, are to have the token; counts: whether to count the row in `undecided`, if there
-    is that, as soon as the list decides it; raw_log_mass: of the raw logits, if they have the same values.
+    `noise_key` of `states` return; has_column: whether columns, if there are any, are to have the token; counts:
+    whether to count the row in `undecided` as soon as the list decides it; raw_log_mass: of the raw logits, if they
+    have the same values.
     """
-    top_k, top_p, min_p = filters
+    listed, value, token = list_row(rows, None, lists, row, begun, ROOM, BLOCK)
+    z = z_of(value, row_max, temperature, WIDE)
+    mass = tl.exp(z)
+    # Early, where other work waits for memory.
+    noises = noises_of_list(token, key, TARGET_TILE, TARGET_TOKEN, WIDE)
+    done, rank, num_kept, total = cut_list(
+        lists, row, maxima, sums, begun[0], listed, value, token, z, mass, row_max, temperature, filters, ROOM
+    )
+    if done:
+        if counts:
+            tl.atomic_add(undecided, 1, sem="relaxed")
+        last, kept = rank == num_kept - 1, rank < num_kept
+        tl.store(summary.cut_value + row + token * 0, value, mask=last)
+        tl.store(summary.cut_id + row + token * 0, token, mask=last)
+        winner = race_in_list(tl.where(kept, mass, 0.0), z, kept, token, noises)
+        log_mass = tl.log(of_fixed(total).to(z.dtype))
+        put(drawn, summary, row, winner, 0, LISTED, row_max, log_mass)
+        if columns is None:
+            tl.store(summary.rank + row + token * 0, rank + 1, mask=token == winner)
+        else:
+            # Unedited: the maximum of the raw logits is the row's.
+            logprob = result_of(value, row_max, raw_log_mass if RAW else log_mass, temperature, RAW, LOGITS)
+            put_column(columns, row, token, logprob, rank + 1, token == tl.where(has_column, winner, -1))
+    return done
+
+
+@triton.jit
+def list_row(rows, refused, lists, row, begun, ROOM: tl.constexpr, BLOCK: tl.constexpr):
+    """How many tokens reach the line, and the values and ids of the list, of which there is more if they are too many.
+
+    refused: as for `load_groups`; begun: what `begin_list` returns.
+    """
     line, num_alone, num_crowded, group, x = begun
     listed = list_tokens(rows, refused, row, lists, num_alone, num_crowded, group, x, line, LAST_ID, False, ROOM, BLOCK)
-    done = listed <= ROOM
     tl.debug_barrier()
-    if done:
-        slot = tl.arange(0, ROOM)
-        value, token = load_list(lists, row, slot)
-        z = z_of(value, row_max, temperature, WIDE)
-        mass = tl.exp(z)
-        # Early, where other work waits for memory.
-        tile = token // TILE
-        tile_noise, token_noise = tl.zeros_like(z), tl.zeros_like(z)
-        if draws:
-            tile_noise = gumbel(tile, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
-            token_noise = gumbel(token, key[0], key[1], TARGET_TOKEN, key[2], key[3], WIDE)
-        rank = ranks_of_list(lists, row, listed, value, token, slot, ROOM)
+    value, token = load_list(lists, row, tl.arange(0, ROOM))
+    return listed, value, token
 
-        # How many tokens top_k and min_p keep, and whether the list shows it.
-        num_kept = tl.where(top_k > 0, tl.minimum(top_k, listed), listed).to(tl.int32)
-        done = (top_k > 0) | (line == -LAST_ID)
-        if min_p > 0:
-            above = tl.sum((z >= tl.log(min_p)).to(tl.int32))
-            done = done | (above < listed)
-            num_kept = tl.maximum(tl.minimum(num_kept, above), 1)
-        # As integers, whose sums know no order.
-        whole = (mass * FIXED_POINT).to(tl.int64)
-        total = tl.sum(tl.where(rank < num_kept, whole, 0))
-        if top_p < 1:
-            tl.store(lists.masses + row * lists.room + rank, whole)
-            limit = top_p * total.to(tl.float64)
-            if not done:
-                # Without a limit the mass that top_p counts is the row's, unless min_p cuts it below the list's end.
-                shift = tl.where(sums > 0, maxima - row_max, 0.0)
-                row_mass = tl.sum(sums * tl.exp(shift * scale_of(temperature))).to(tl.float64) * FIXED_POINT
-                done = (min_p == 0) & (total >= top_p * row_mass)
-                limit = top_p * row_mass
-            tl.debug_barrier()
-            in_order = tl.load(lists.masses + row * lists.room + slot)
-            before = tl.cumsum(in_order, 0) - in_order
-            within = ((before.to(tl.float64) < limit) | (slot == 0)) & (slot < num_kept)
-            num_kept, total = sum_two(within.to(tl.int32), tl.where(within, in_order, 0))
-        kept = rank < num_kept
 
-        if done:
-            if undecided is not None:
-                if counts:
-                    tl.atomic_add(undecided, 1, sem="relaxed")
-            last = rank == num_kept - 1
-            tl.store(summary.cut_value + row + slot * 0, value, mask=last)
-            tl.store(summary.cut_id + row + slot * 0, token, mask=last)
-            winner = tl.full([], -1, tl.int32)
-            if draws:
-                # The last token of a tile has the tile's mass and wins over those before it, whose noise is the same.
-                log_masses = tl.log(sum_by_tile(tl.where(kept, mass, 0.0), tile))
-                best = winner_of(tl.where(kept, log_masses, MINUS_INF) + tile_noise, tile)
-                winner = winner_of(tl.where(kept & (tile == best), z, MINUS_INF) + token_noise, token)
-            log_mass = tl.log((total.to(tl.float64) * (1 / FIXED_POINT)).to(z.dtype))
-            put(drawn, summary, row, winner, 0, LISTED, row_max, log_mass)
-            if columns is None:
-                tl.store(summary.rank + row + slot * 0, rank + 1, mask=token == winner)
-            else:
-                # Unedited: the maximum of the raw logits is the row's.
-                logprob = result_of(value, row_max, raw_log_mass if RAW else log_mass, temperature, RAW, LOGITS)
-                put_column(columns, row, token, logprob, rank + 1, token == tl.where(has_column, winner, -1))
-    return done
+@triton.jit
+def noises_of_list(token, key, tile_stream, token_stream, WIDE: tl.constexpr):
+    """Noise of the tiles of tokens, and of the tokens; key: what `states.noise_key` returns."""
+    return (
+        gumbel(token // TILE, key[0], key[1], tile_stream, key[2], key[3], WIDE),
+        gumbel(token, key[0], key[1], token_stream, key[2], key[3], WIDE),
+    )
+
+
+@triton.jit
+def cut_list(
+    lists,
+    row,
+    maxima,
+    sums,
+    line,
+    listed,
+    value,
+    token,
+    z,
+    mass,
+    row_max,
+    temperature,
+    filters,
+    ROOM: tl.constexpr,
+):
+    """Whether a list holds all that its row keeps; ranks of its tokens, how many are kept, and their mass (int64).
+
+    line: that tokens of the list reach; listed, value, token: what `list_row` returns; z, mass: of the tokens; the rest
+    as for `draw_from_list`.
+    """
+    top_k, top_p, min_p = filters
+    slot = tl.arange(0, ROOM)
+    has_room, listed = listed <= ROOM, tl.minimum(listed, ROOM)
+    rank = ranks_of_list(lists, row, listed, value, token, slot, ROOM)
+
+    # How many tokens top_k and min_p keep, and whether the list shows it.
+    num_kept = tl.where(top_k > 0, tl.minimum(top_k, listed), listed).to(tl.int32)
+    done = (top_k > 0) | (line == -LAST_ID)
+    if min_p > 0:
+        above = tl.sum((z >= tl.log(min_p)).to(tl.int32))
+        done = done | (above < listed)
+        num_kept = tl.maximum(tl.minimum(num_kept, above), 1)
+    # As integers, whose sums know no order.
+    whole = (mass * FIXED_POINT).to(tl.int64)
+    total = tl.sum(tl.where(rank < num_kept, whole, 0))
+    if top_p < 1:
+        tl.store(lists.masses + row * lists.room + rank, whole)
+        limit = top_p * total.to(tl.float64)
+        if not done:
+            # Without a limit the mass that top_p counts is the row's, unless min_p cuts it below the list's end.
+            shift = tl.where(sums > 0, maxima - row_max, 0.0)
+            row_mass = tl.sum(sums * tl.exp(shift * scale_of(temperature))).to(tl.float64) * FIXED_POINT
+            done = (min_p == 0) & (total >= top_p * row_mass)
+            limit = top_p * row_mass
+        tl.debug_barrier()
+        in_order = tl.load(lists.masses + row * lists.room + slot)
+        before = tl.cumsum(in_order, 0) - in_order
+        within = ((before.to(tl.float64) < limit) | (slot == 0)) & (slot < num_kept)
+        num_kept, total = sum_two(within.to(tl.int32), tl.where(within, in_order, 0))
+    return done & has_room, rank, num_kept, total
+
+
+@triton.jit
+def race_in_list(weight, z, kept, token, noises):
+    """The token of a list that wins: first by its tile's weight, then inside the tile by z.
+
+    weight: of the tokens, 0 where not kept; noises: what `noises_of_list` returns.
+    """
+    tile = token // TILE
+    # The last token of a tile has the tile's mass and wins over those before it, whose noise is the same.
+    log_masses = tl.log(sum_by_tile(weight, tile))
+    best = winner_of(tl.where(kept, log_masses, MINUS_INF) + noises[0], tile)
+    return winner_of(tl.where(kept & (tile == best), z, MINUS_INF) + noises[1], token)

@@ -101,12 +101,12 @@ def scan_block(
     tiles,
     wanted,
     item,
-    num_rows,
+    undecided,
     NUM_BLOCKS: tl.constexpr,
     TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Item: a block of TILES tiles of one row. num_rows: that there are."""
+    """Item: a block of TILES tiles of one row. undecided: how many have to count themselves decided."""
     row = (item // NUM_BLOCKS).to(tl.int64)
     tile = (item % NUM_BLOCKS) * TILES + tl.arange(0, TILES)
     ids = slices_of(rows, tile)
@@ -115,7 +115,7 @@ def scan_block(
     logits = load_all_logits(rows, row, ids, (tile < rows.num_tiles)[:, None, None])
     if item == 0:
         place = tl.arange(0, 4)
-        tl.store(tiles.control + place, tl.where(place == UNDECIDED, -num_rows, 0))
+        tl.store(tiles.control + place, tl.where(place == UNDECIDED, -undecided, 0))
     state = tl.load(states.index + row)
     if state >= 0:
         # Early: a load at the end of a program is waited for by itself.

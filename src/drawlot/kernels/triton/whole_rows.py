@@ -5,7 +5,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.bracket import LARGEST, min_p_line, sample_bracket
 from drawlot.kernels.triton.listing import append_between
-from drawlot.kernels.triton.pdl import follow, let_next_start, wait_for_previous
+from drawlot.kernels.triton.pdl import let_next_start, wait_for_previous
 from drawlot.kernels.triton.ranks import count_ranks
 from drawlot.kernels.triton.reduce import FIXED_POINT, sum_of, total_of
 from drawlot.kernels.triton.scan import LOG2_E
@@ -47,13 +47,9 @@ def whole_rows_kernel(
     num_parts: of a row; ROOM: tokens of a long list; columns, RAW, LOGITS: as for `finish_kernel`.
     """
     first = tl.program_id(0)
-    if tiles.undrawn is None:
-        # Mostly no row is left, which is known before the tokens are. All rows are being finished by now. Those that
-        # drafts come before draw no token: of them the launch's end tells sooner.
-        let_next_start(OVERLAP)
-        wait_for(tiles.control + UNDECIDED, 0)
-    else:
-        follow(OVERLAP)
+    # Mostly no row is left, which is known before the tokens are. All rows are being finished by now.
+    let_next_start(OVERLAP)
+    wait_for(tiles.control + UNDECIDED, 0)
     # Both at once: most steps leave none.
     num_rows, num_rank_rows = tl.load(tiles.control + COUNT), tl.load(tiles.control + COUNT_OF_RANKS)
     if num_rows > 0:

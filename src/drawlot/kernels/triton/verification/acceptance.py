@@ -6,10 +6,12 @@ import triton.language as tl
 from drawlot import rng
 from drawlot.kernels.triton.noise import words
 from drawlot.kernels.triton.verification.leftover import is_kept
-from drawlot.kernels.triton.verification.requests import COUPLED, SYNTHETIC
+from drawlot.kernels.triton.verification.requests import SYNTHETIC
 
 _ACCEPT = tl.constexpr(int(rng.Stream.ACCEPT))
 _WIDE = tl.constexpr(rng._WIDE)
+_BAD, _SURE = tl.constexpr(-1.0), tl.constexpr(-2.0)
+"""In the place of ratios: the row is bad; its draft is sure, though what it came from is no law"""
 _LARGEST32 = tl.constexpr(1 - 2.0**-24)
 _LARGEST64 = tl.constexpr(1 - 2.0**-53)
 
@@ -39,8 +41,18 @@ def ratio_of_draft(x, draft, maximum, mass, q, per_temperature, cut_value, cut_i
 
 
 @triton.jit
-def accepts(methods, method, temperature, column, draft, token, ratio, coin):
-    """Whether a row accepts its draft, by all methods but `block`; token: what a row draws for itself, if known."""
+def coded_ratio(ratio, status, has_law):
+    """The ratio of a row's draft, or what else `accept_block` has to know: the row is bad, or q is no law.
+
+    A law of few tokens that is none says nothing of others: such a draft is sure, and NaN what is left of the row.
+    """
+    broken = tl.where(ratio > 1, _SURE, float("nan"))
+    return tl.where(status != 0, _BAD, tl.where(has_law, ratio, broken))
+
+
+@triton.jit
+def accepts(methods, method, column, draft, ratio, coin):
+    """Whether a row's coin accepts its draft, by `standard` and `synthetic`."""
     # NaN stays NaN, and no coin is below it.
     threshold = tl.where(ratio > 1, 1.0, ratio)
     if methods.rates is not None:
@@ -48,8 +60,7 @@ def accepts(methods, method, temperature, column, draft, token, ratio, coin):
             threshold = tl.load(methods.rates + column)
         elif method == SYNTHETIC:
             threshold = threshold * 0
-    by_token = (method == COUPLED) | ((temperature == 0) & (method != SYNTHETIC))
-    return tl.where(by_token, token == draft, coin < threshold)
+    return coin < threshold
 
 
 @triton.jit
@@ -66,11 +77,11 @@ def accept_block(judged, first, num_drafts, DENSE: tl.constexpr, K: tl.constexpr
         prefix = next_prefix(prefix, ratio)
         ratio = tl.load(judged.ratios + first + i, mask=num_drafts >= i, other=0.0)
         # h_i is at most P_i, and h_n is P_n.
-        is_last = (num_drafts == i) | (ratio < 0)
+        is_last = (num_drafts == i) | (ratio == _BAD)
         below = coin < prefix
         if DENSE:
             # With P_i = 1 the first i drafts are accepted whatever is left, unless there is no law.
-            lowest = tl.where(below & (is_last | ((prefix == 1) & (ratio == ratio))), i, lowest)
+            lowest = tl.where(below & (is_last | ((prefix == 1) & (ratio >= 0))), i, lowest)
             weighed = tl.where(below & (is_last == 0), weighed | (1 << i), weighed)
         else:
             left = prefix * (1 - ratio)
@@ -93,6 +104,6 @@ def prefixes_of(judged, first, column, K: tl.constexpr):
 
 @triton.jit
 def next_prefix(prefix, ratio):
-    """P_(i+1) of P_i and the ratio of the draft between; none after a bad row, whose ratio is below 0."""
-    product = prefix * ratio
+    """P_(i+1) of P_i and the ratio of the draft between, as in `coded_ratio`; none after a bad row."""
+    product = tl.where(ratio == _SURE, 2.0, prefix * ratio)
     return tl.where(prefix > 0, tl.where(product > 1, 1.0, product), 0.0)

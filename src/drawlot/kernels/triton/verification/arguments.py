@@ -70,7 +70,7 @@ class Judged(NamedTuple):
     lines: Tensor
     """int64 [N]: the line of the law that the draft was drawn from; -1: it is a point mass or not looked at"""
     undrawn: Tensor
-    """int32 [N]: 1 where the finish only cuts the row, drafts coming after it; 2 where it has nothing to do"""
+    """int32 [N]: 1 where the row's token is not what ordinary sampling would draw, so that it is only cut"""
     draft_values: Tensor
     """float32 [N]: the draft's value in the row"""
     q_at_draft: Tensor
@@ -99,9 +99,9 @@ class Judged(NamedTuple):
     """int32 [N]: what the row draws, all drafts before it being accepted; of an open request with P = 1, and of the one
     row alone of which that can be asked; -1: nothing, -2: not yet"""
     hits: Tensor
-    """int32 [N]: whether the draft is accepted, if all before it are, by all methods but `block`"""
+    """int32 [N]: whether the draft is accepted, if all before it are, by greedy rows, `standard` and `synthetic`"""
     ratios: Tensor
-    """float64 [N + K]: p / q of the draft, NaN if q is no law, -1 if the row is bad; K, so that none need be masked"""
+    """float64 [N + K]: p / q of the draft, see `acceptance.coded_ratio`; K, so that none need be masked"""
     coins: Tensor
     """float64 [N]"""
 
@@ -111,6 +111,8 @@ class Leftovers(NamedTuple):
 
     known: Tensor
     """int32 [1]: rows that have their laws, or have none"""
+    done: Tensor
+    """int32 [1]: programs of the launch that finds laws which are at their ends"""
     num_taken: Tensor
     """int32 [R]: blocks that programs have taken to weigh, of each group of requests"""
     masses: Tensor

@@ -3,17 +3,18 @@
 import triton
 import triton.language as tl
 
+from drawlot.kernels.triton.from_list import noises_of_list, race_in_list
 from drawlot.kernels.triton.lazy_race import race_lazily
 from drawlot.kernels.triton.listing import load_list
 from drawlot.kernels.triton.noise import gumbel_of_range
-from drawlot.kernels.triton.race import log_tile_masses, race, race_of_range, z_of
-from drawlot.kernels.triton.reduce import first_largest, sum_by_tile
+from drawlot.kernels.triton.race import log_tile_masses, race_of_range, z_of
+from drawlot.kernels.triton.reduce import first_largest
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.scan import tile_sums
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import LISTED
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of
-from drawlot.kernels.triton.verification.leftover import is_kept, load_draft_logits, weights_of
+from drawlot.kernels.triton.verification.leftover import is_kept, leftover_of, load_draft_logits
 from drawlot.kernels.triton.verification.requests import tile_stream, token_stream
 
 
@@ -21,7 +22,7 @@ from drawlot.kernels.triton.verification.requests import tile_stream, token_stre
 def draw(
     rows,
     drafts,
-    lists,
+    listed,
     refused,
     law,
     path,
@@ -35,16 +36,16 @@ def draw(
     residual,
     alone,
     WIDE: tl.constexpr,
-    ROOM: tl.constexpr,
     T: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Of a row, P being 1. path: of its finish, else -1; maxima, sums, noise: of its tiles [T], if it has no list.
+    """Of a row, P being 1.
 
-    The rest as for `draw_from_list` and `draw_from_tiles`.
+    listed: of rows whose path is LISTED, as in `no_list`; None: there are none; maxima, sums, noise: of the tiles [T]
+    of others. The rest as for `draw_from_list` and `draw_from_tiles`.
     """
-    if path == LISTED:
-        token = draw_from_list(drafts, lists, law, temperature, row, key, residual, alone, WIDE, ROOM)
+    if listed is not None and path == LISTED:
+        token = draw_from_list(drafts, listed, law, temperature, key, residual, alone, WIDE)
     else:
         log_masses, _z = log_tile_masses(maxima, sums, law[6], temperature, WIDE)
         without = tl.where(residual & (law[0] < 0), law[1], -1)
@@ -79,27 +80,37 @@ def draw(
 
 
 @triton.jit
-def draw_from_list(drafts, lists, law, temperature, row, key, residual, alone, WIDE: tl.constexpr, ROOM: tl.constexpr):
-    """Of a row whose finish has listed all that it keeps.
-
-    law: as for `weights_of`; key: as for `race`; residual: of what q leaves; alone: of a request without drafts.
-    """
+def load_listed(drafts, lists, row, line, key, residual, WIDE: tl.constexpr, ROOM: tl.constexpr):
+    """The list of a row whose line of q is given, as in `no_list`; key, residual: as for `draw_from_list`."""
     x, ids = load_list(lists, row, tl.arange(0, ROOM))
-    p, left = weights_of(drafts, law, x, load_draft_logits(drafts, law, ids, ids < LAST_ID), ids, -1)
-    total = tl.sum(left)
-    # Of an empty or broken law is drawn what the row draws for itself.
-    residual = residual & (total > 0) & (total < float("inf")) & ((law[0] < 0) | (law[2] == law[2]))
-    weight = tl.where(residual, left, p)
-    # An own law's z: the logarithm of a weight that vanishes says less.
-    z = z_of(x, law[6], temperature, WIDE)
-    z = tl.where(residual, tl.log(tl.where(left > 0, left, 1.0)).to(z.dtype), z)
-    kept, tile = weight > 0, ids // TILE
-    # The last token of a tile has the tile's mass and wins over those before it, whose noise is the same.
-    log_mass = tl.log(sum_by_tile(tl.where(kept, weight, 0.0), tile)).to(z.dtype)
-    best, _payload = race(tile, tl.where(kept, log_mass, MINUS_INF), tile, key, tile_stream(residual, alone), WIDE)
-    inside = tl.where(kept & (tile == best), z, MINUS_INF)
-    token, _payload = race(ids, inside, ids, key, token_stream(residual, alone), WIDE)
-    return token
+    alone = row < 0
+    noises = noises_of_list(ids, key, tile_stream(residual, alone), token_stream(residual, alone), WIDE)
+    return x, ids, load_draft_logits(drafts, (line,), ids, ids < LAST_ID), noises[0], noises[1]
+
+
+@triton.jit
+def draw_from_list(drafts, listed, law, temperature, key, residual, alone, WIDE: tl.constexpr):
+    """Of a row of which all is listed that it keeps.
+
+    listed: as in `no_list`; law: as for `leftover_of`; key: as for `race`; residual: of what q leaves; alone: as
+    ordinary sampling draws, by its streams and to the bit.
+    """
+    x, ids, draft_logits, tile_noise, token_noise = listed
+    left = leftover_of(drafts, law, x, draft_logits, ids, -1)
+    kept, z = is_kept(x, ids, law[4], law[5]), z_of(x, law[6], temperature, WIDE)
+    weight = tl.where(kept, tl.exp(z), 0.0)
+    if residual:
+        total = tl.sum(left)
+        if (total > 0) & (total < float("inf")) & ((law[0] < 0) | (law[2] == law[2])):
+            kept = left > 0
+            weight = left.to(z.dtype)
+            z = tl.log(tl.where(kept, left, 1.0)).to(z.dtype)
+        else:
+            # Of an empty or broken law is drawn what the row draws for itself.
+            never = residual & False
+            noises = noises_of_list(ids, key, tile_stream(never, alone), token_stream(never, alone), WIDE)
+            tile_noise, token_noise = noises
+    return race_in_list(weight, z, kept, ids, (tile_noise, token_noise))
 
 
 @triton.jit
@@ -167,7 +178,7 @@ def _keys_of_leftovers(rows, drafts, row, tile, mask):
     refused, law, noises, row = row
     ids = ids_of(tile)
     x = load_allowed(rows, refused, row, ids, mask[:, None])
-    _p, left = weights_of(drafts, law, x, load_draft_logits(drafts, law, ids, mask[:, None]), ids, -1)
+    left = leftover_of(drafts, law, x, load_draft_logits(drafts, law, ids, mask[:, None]), ids, -1)
     noise = tl.load(noises + tile)
     masses = tl.sum(left, 1)
     return tl.where(masses > 0, tl.log(tl.where(masses > 0, masses, 1.0)) + noise, MINUS_INF)
@@ -181,7 +192,7 @@ def draw_from_tile(
     _, _, _, _, cut_value, cut_id, row_max, _, _, _ = law
     ids = tile * TILE + tl.arange(0, TILE)
     x = load_allowed(rows, refused, row, ids, ids >= 0)
-    _p, left = weights_of(drafts, law, x, load_draft_logits(drafts, law, ids, ids >= 0), ids, -1)
+    left = leftover_of(drafts, law, x, load_draft_logits(drafts, law, ids, ids >= 0), ids, -1)
     kept = is_kept(x, ids, cut_value, cut_id) & (ids != without)
     z = tl.where(kept, z_of(x, row_max, temperature, WIDE), MINUS_INF)
     log_left = tl.where(left > 0, tl.log(tl.where(left > 0, left, 1.0)), MINUS_INF).to(z.dtype)

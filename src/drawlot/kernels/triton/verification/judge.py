@@ -9,7 +9,6 @@ from drawlot.kernels.triton.verification.requests import (
     load_drafts,
     looks_at_q,
     method_of,
-    needs_finish,
     rows_of_request,
 )
 
@@ -32,6 +31,7 @@ def judge_row(
     drafts = step.drafts
     if (request == 0) & (column == 0):
         tl.store(leftovers.known, 0)
+        tl.store(leftovers.done, 0)
     first, num_rows = rows_of_request(drafts, request)
     state = tl.load(drafts.state_rows + request)
     tokens, num_drafts = load_drafts(drafts, request, tl.arange(0, COLUMNS), num_rows, K)
@@ -51,7 +51,7 @@ def judge_row(
         tl.store(judged.drafts + row, draft)
         _refuse(judged, row, tl.where(of_target & is_refused, token, -1).to(tl.int32))
 
-        line, undrawn = tl.full([], -1, tl.int64), tl.full([], 2, tl.int32)
+        line, undrawn = tl.full([], -1, tl.int64), tl.full([], 1, tl.int32)
         if state >= 0:
             if drafts.q.logits is not None or drafts.sparse is not None:
                 line = tl.where(is_draft & looks_at_q(step.states, methods, state), state * drafts.lines + column, -1)
@@ -61,9 +61,8 @@ def judge_row(
             if drafts.q.logits is not None or drafts.sparse is not None:
                 if line >= 0:
                     _put_draft_law(drafts, judged, row, state, line, draft, K, SPARSE)
-            # Rows of a request with drafts draw by other noise, once they have laws.
-            draws = (num_drafts == 0) | (method_of(methods, state) == COUPLED)
-            undrawn = tl.where(needs_finish(step.states, methods, state), 1 - draws.to(tl.int32), 2)
+            # Rows of a request with drafts draw by noise of their own.
+            undrawn = ((num_drafts > 0) & (method_of(methods, state) != COUPLED)).to(tl.int32)
         tl.store(judged.undrawn + row, undrawn)
         tl.store(judged.lines + row, line)
 

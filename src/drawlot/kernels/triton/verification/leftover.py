@@ -15,7 +15,7 @@ def is_kept(x, ids, cut_value, cut_id):
 
 @triton.jit
 def law_of_row(judged, row, line, prefix):
-    """All that `weights_of` has to know of a row of an open request, if it is the P-fold of its law that is looked at.
+    """All that `leftover_of` has to know of a row of an open request, if it is the P-fold of its law that is looked at.
 
     line: of q; prefix: P, float32.
     """
@@ -41,7 +41,7 @@ def with_prefix(law, prefix):
 
 @triton.jit
 def load_draft_logits(drafts, law, ids, mask):
-    """Of a dense law, at ids, for `weights_of`; law: see `law_of_row`."""
+    """Of a dense law, at ids, for `leftover_of`; law: see `law_of_row`."""
     logits = tl.zeros(ids.shape, tl.float32)
     if drafts.q.logits is not None:
         # Of a row without a line any will do: a mask by row would be asked for by each load.
@@ -50,8 +50,8 @@ def load_draft_logits(drafts, law, ids, mask):
 
 
 @triton.jit
-def weights_of(drafts, law, x, draft_logits, ids, refused):
-    """Float32 p of tokens with values x of a row, and what q leaves of it; law: see `law_of_row`; refused: p is 0."""
+def leftover_of(drafts, law, x, draft_logits, ids, refused):
+    """Float32: what q leaves of tokens with values x of a row; law: see `law_of_row`; refused: a token whose p is 0."""
     line, draft, shift, factor, cut_value, cut_id, maximum, scale, per_mass, prefix = law
     # In branches: a row has its line or not, and its cut or not.
     if line < 0:
@@ -65,8 +65,7 @@ def weights_of(drafts, law, x, draft_logits, ids, refused):
     if (cut_value > MINUS_INF) | (refused >= 0):
         weight = tl.where(is_kept(x, ids, cut_value, cut_id) & (ids != refused), weight, 0.0)
     # NaN stays NaN, and the row is known for one of which no law is left.
-    left = tl.maximum(weight * (per_mass * prefix) - q, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    return weight * per_mass, left
+    return tl.maximum(weight * (per_mass * prefix) - q, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -60,13 +60,6 @@ def is_open(states, methods, drafts, state, num_drafts):
 
 
 @triton.jit
-def needs_finish(states, methods, state):
-    """Whether the finish of ordinary sampling has to cut the rows, or draws for them."""
-    coupled = (temperature_of(states, state) != 0) & (method_of(methods, state) == COUPLED)
-    return coupled | is_filtered(states, state)
-
-
-@triton.jit
 def step_key(states, state, first, step_row):
     """What draws of a verified step are keyed by: seed, anchor (position of row 0), choice, row; see `noise_key`."""
     seed = tl.load(states.ints + states.num_states + state)

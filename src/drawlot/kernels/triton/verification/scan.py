@@ -41,8 +41,9 @@ def scan_step_kernel(
         request, column = (program // (K + 1)).to(tl.int64), program % (K + 1)
         judge_row(rows, step, methods, judged, leftovers, verdicts, request, column, K, COLUMNS, SPARSE)
     elif program < first_line:
-        item, num_rows = program - first_block, step.drafts.num_rows
-        scan_block(rows, step.states, tiles, wanted, item, num_rows, NUM_BLOCKS, TILES, OVERLAP)
+        # Whole rows wait for all programs that find laws, not for the rows that there are.
+        item = program - first_block
+        scan_block(rows, step.states, tiles, wanted, item, first_block, NUM_BLOCKS, TILES, OVERLAP)
     else:
         let_next_start(OVERLAP)
         if step.drafts.q.logits is not None:

@@ -10,21 +10,23 @@ _SKIPPED = tl.constexpr(int(RowStatus.SKIPPED))
 
 
 @triton.jit
-def settle(judged, verified, request, first, num_rows, given, by_block, K: tl.constexpr, COLUMNS: tl.constexpr):
+def settle(
+    judged, verified, request, first, num_rows, given, coupled, by_block, K: tl.constexpr, COLUMNS: tl.constexpr
+):
     """Stores what a request emits that is not open.
 
-    given: how many drafts it has; by_block: whether it is of `block` and draws.
+    given: how many drafts it has; coupled, by_block: whether it draws, by this method.
     """
     column = tl.arange(0, COLUMNS)
     at, exists = first + column, column < num_rows
     hit = tl.load(judged.hits + at, mask=exists, other=0) != 0
+    draft = tl.load(judged.drafts + at, mask=exists, other=-1)
     own = tl.load(judged.tokens + at, mask=exists, other=-1)
     status = tl.load(verified.status + at, mask=exists, other=0).to(tl.int32)
+    hit = tl.where(coupled, own == draft, hit)
     # Before the first bad row.
     n = tl.minimum(given, tl.min(tl.where(status != 0, column, COLUMNS)))
     accepted = tl.min(tl.where((column < n) & hit, n, column))
-    # Now: what is emitted is waited for by the next step.
-    draft = tl.load(judged.drafts + at, mask=exists, other=-1)
     if by_block:
         accepted, _ = accept_block(judged, first, given, False, K)
     token = tl.max(tl.where((column == accepted) & (status == 0), own, -1))

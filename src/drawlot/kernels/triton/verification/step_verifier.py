@@ -11,7 +11,7 @@ from drawlot.errors import InputError
 from drawlot.kernels.drafts import Method, VerifiedRows
 from drawlot.kernels.inputs import LogprobsWanted
 from drawlot.kernels.triton.all_tokens import put_many_top_tokens
-from drawlot.kernels.triton.arguments import Columns, Drawn, Overlay, Rows, States, Tiles
+from drawlot.kernels.triton.arguments import Columns, Drawn, Overlay, Rows, States
 from drawlot.kernels.triton.launch import Launch, compiling_ahead, pack
 from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.sample import launches_of_draw
@@ -29,8 +29,11 @@ from drawlot.kernels.triton.verification.arguments import (
 )
 from drawlot.kernels.triton.verification.laws import law_kernel
 from drawlot.kernels.triton.verification.scan import scan_step_kernel
-from drawlot.kernels.triton.verification.weighed import draw_kernel, settle_weighed_kernel, weigh_kernel
+from drawlot.kernels.triton.verification.weighed import settle_weighed_kernel, weigh_kernel
 from drawlot.kernels.triton.workspace import (
+    BLOCK,
+    FEW_REGISTERS,
+    FINISH_REGISTERS,
     ROOM,
     SCAN_TILES,
     SCAN_WARPS,
@@ -104,6 +107,7 @@ class _Memory(NamedTuple):
             ),
             Leftovers(
                 empty(integer, 1),
+                empty(integer, 1),
                 empty(integer, num_reqs),
                 empty(single, num_rows, width),
                 empty(double if wide else single, num_rows, width),
@@ -126,9 +130,9 @@ class _Plan(NamedTuple):
     """The launches of a step."""
 
     scan: Launch
-    finish: list[Launch]
-    """For requests with filters and those of `coupled`"""
     laws: Launch
+    whole: list[Launch]
+    """For requests with filters: rows whose cut no short list holds, and their laws"""
     weighed: list[Launch]
     """For requests of `block` whose drafts have laws"""
     columns: Launch | None
@@ -214,9 +218,11 @@ class StepVerifier:
         sums = draft_lse is None and isinstance(draft_logits, Tensor)
         lines = num_reqs * self._num_drafts if sums else 0
         plan.scan((n + lines) * blocks + num_reqs * (self._num_drafts + 1), plain, step)
-        for launch, finished_rows in zip(plan.finish, (plain, masked)):
-            launch(n, finished_rows, packed_states)
         plan.laws(num_reqs * (self._num_drafts + 1), plain, step)
+        if plan.whole:
+            read_whole, laws_left = plan.whole
+            read_whole(n, masked, packed_states)
+            laws_left(num_reqs * (self._num_drafts + 1), plain, step)
         for launch in plan.weighed:
             launch(num_reqs, plain, step)
         logprobs = None
@@ -299,14 +305,13 @@ class StepVerifier:
         self._plans.clear()
 
     def _needed(self) -> tuple[bool, bool]:
-        """Whether live requests need the finish of ordinary sampling, and whether they need rows weighed."""
-        methods = self._in_use()
-        return self._steps.has_filters or Method.COUPLED in methods, Method.BLOCK in methods
+        """Whether live requests may need rows cut, and whether they may need them weighed."""
+        return self._steps.has_filters, Method.BLOCK in self._in_use()
 
     def _plan(self, width: int, *, has_laws: bool) -> _Plan:
         """What a step does for the requests alive; width: of sparse laws."""
-        sampler_plan, (finishes, weighs) = self._steps._plan(), self._needed()
-        key = sampler_plan.serial, triton.next_power_of_2(width), finishes, weighs and has_laws
+        sampler_plan, (cuts, weighs) = self._steps._plan(), self._needed()
+        key = sampler_plan.serial, triton.next_power_of_2(width), cuts, weighs and has_laws
         if self._work is not self._steps._work:
             # The sampler's memory has grown.
             self._work = self._steps._work
@@ -317,9 +322,9 @@ class StepVerifier:
             plan = self._plans[key] = self._new_plan(sampler_plan.columns, *key[1:])
         return plan
 
-    def _new_plan(self, columns: Columns | None, sparse: int, finishes: bool, weighs: bool) -> _Plan:
+    def _new_plan(self, columns: Columns | None, sparse: int, cuts: bool, weighs: bool) -> _Plan:
         steps, (judged, leftovers, verdicts, verified, *_) = self._steps, self._memory
-        tiles = self._work.tiles._replace(refused=judged.refused, undrawn=judged.undrawn)
+        tiles = self._work.tiles._replace(undrawn=judged.undrawn)
         if columns is None:
             tiles = tiles._replace(raw_maxima=None, raw_sums=None)
         work = self._work._replace(tiles=tiles)
@@ -351,43 +356,54 @@ class StepVerifier:
             num_warps=SCAN_WARPS,
             **how,
         )
-        laws = Launch(
-            law_kernel,
-            lambda programs: programs,
-            tiles,
-            work.lists,
-            work.whole,
-            methods,
-            judged,
-            leftovers,
-            verdicts,
-            drawn,
-            work.summary,
-            verified,
-            PARTS=triton.next_power_of_2(judged.parts),
-            OPEN=weighs,
-            num_warps=LAW_WARPS,
-            maxnreg=REGISTERS,
-            WIDE=wide,
-            T=work.tile_block,
-            ROOM=ROOM,
-            TILES=DRAW_TILES,
-            **shape,
-            **follow,
-        )
+
+        def laws(*, cuts: bool, left: bool) -> Launch:
+            return Launch(
+                law_kernel,
+                lambda programs: programs,
+                tiles,
+                work.lists,
+                work.whole,
+                methods,
+                judged,
+                leftovers,
+                verdicts,
+                drawn,
+                work.summary,
+                verified,
+                PARTS=triton.next_power_of_2(judged.parts),
+                GROUPS=BLOCK,
+                OPEN=weighs,
+                CUTS=cuts,
+                LEFT=left,
+                num_warps=LAW_WARPS,
+                maxnreg=FINISH_REGISTERS if cuts else REGISTERS,
+                few_programs=num_multiprocessors(device),
+                maxnreg_of_few=FEW_REGISTERS,
+                WIDE=wide,
+                T=work.tile_block,
+                ROOM=ROOM,
+                TILES=DRAW_TILES,
+                **shape,
+                **follow,
+            )
+
+        whole: list[Launch] = []
+        if cuts:
+            read_whole = launches_of_draw(work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide)[-1]
+            whole = [read_whole, laws(cuts=False, left=True)]
         emitted = Drawn(verified.emitted, verified.status)
         return _Plan(
             scan,
-            launches_of_draw(work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide)[1:] if finishes else [],
-            laws,
-            self._launches_of_weighed(shape, follow, tiles) if weighs else [],
+            laws(cuts=cuts, left=False),
+            whole,
+            self._launches_of_weighed(shape, follow, cuts=cuts) if weighs else [],
             None if columns is None else launch_of_columns(work, steps._wanted, emitted, columns, steps._mode),
         )
 
-    def _launches_of_weighed(self, shape: dict[str, Any], follow: dict[str, Any], tiles: Tiles) -> list[Launch]:
-        """Draw for open requests, weigh rows of them, and settle them."""
+    def _launches_of_weighed(self, shape: dict[str, Any], follow: dict[str, Any], *, cuts: bool) -> list[Launch]:
+        """Weigh rows of open requests, and settle these."""
         judged, leftovers, verdicts, verified, *_ = self._memory
-        work, wide = self._work, self._steps._wide
         num_blocks: int = triton.cdiv(self._steps._num_tiles, WEIGH_TILES)
         num_places = WEIGH_TOGETHER * max(num_multiprocessors(self._methods.of_states.device), 1)
 
@@ -399,26 +415,6 @@ class StepVerifier:
 
         return [
             Launch(
-                draw_kernel,
-                lambda num_reqs: num_reqs,
-                tiles,
-                work.lists,
-                work.whole,
-                work.summary,
-                judged,
-                leftovers,
-                verdicts,
-                verified,
-                WIDE=wide,
-                K=self._num_drafts,
-                T=work.tile_block,
-                ROOM=ROOM,
-                TILES=DRAW_TILES,
-                num_warps=LAW_WARPS,
-                maxnreg=REGISTERS,
-                **follow,
-            ),
-            Launch(
                 weigh_kernel,
                 num_weighers,
                 judged,
@@ -427,6 +423,7 @@ class StepVerifier:
                 NUM_BLOCKS=num_blocks,
                 K=self._num_drafts,
                 REQUESTS=WEIGH_REQUESTS,
+                FOLLOWS=cuts,
                 TILES=WEIGH_TILES,
                 num_warps=WEIGH_WARPS,
                 maxnreg=REGISTERS,
@@ -439,8 +436,8 @@ class StepVerifier:
                 leftovers,
                 verdicts,
                 verified,
-                WIDE=wide,
-                T=work.tile_block,
+                WIDE=self._steps._wide,
+                T=self._work.tile_block,
                 num_warps=SETTLE_WARPS,
                 **shape,
                 **follow,

@@ -7,96 +7,13 @@ from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.pdl import follow, let_next_start, wait_for_previous
 from drawlot.kernels.triton.reduce import first_largest
 from drawlot.kernels.triton.states import temperature_of
-from drawlot.kernels.triton.summary import WHOLE
 from drawlot.kernels.triton.together import wait_for, wait_for_values
 from drawlot.kernels.triton.values import MINUS_INF, load_values, slices_of
 from drawlot.kernels.triton.verification.acceptance import accept_block, prefixes_of
-from drawlot.kernels.triton.verification.draw import draw, draw_from_tile
-from drawlot.kernels.triton.verification.leftover import law_of_row, load_draft_logits, weights_of, with_prefix
-from drawlot.kernels.triton.verification.requests import is_filtered, rows_of_request, step_key, tile_stream
+from drawlot.kernels.triton.verification.draw import draw_from_tile
+from drawlot.kernels.triton.verification.leftover import law_of_row, leftover_of, load_draft_logits, with_prefix
+from drawlot.kernels.triton.verification.requests import rows_of_request, step_key, tile_stream
 from drawlot.kernels.triton.verification.settle import put_emitted
-
-
-@triton.jit
-def draw_kernel(
-    rows,
-    step,
-    tiles,
-    lists,
-    whole,
-    summary,
-    judged,
-    leftovers,
-    verdicts,
-    verified,
-    WIDE: tl.constexpr,
-    K: tl.constexpr,
-    T: tl.constexpr,
-    ROOM: tl.constexpr,
-    TILES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """Program: one request; of an open one it stores the token, if no row is accepted that has to be weighed first.
-
-    It is set up when all programs of the laws' kernel run: none that it waits for has yet to begin. Constants as for
-    `law_kernel`.
-    """
-    let_next_start(OVERLAP)
-    request, tile = tl.program_id(0).to(tl.int64), tl.arange(0, T)
-    first, _ = rows_of_request(step.drafts, request)
-    state = tl.load(step.drafts.state_rows + request)
-    # A request without a state or without rows asks for nothing.
-    some = tl.maximum(state, 0)
-    temperature, filtered = temperature_of(step.states, some), is_filtered(step.states, some)
-    seed, position, choice, _ = step_key(step.states, some, tl.minimum(first, step.drafts.num_rows - 1), 0)
-    wait_for(leftovers.known, step.drafts.num_reqs * (K + 1))
-    num_drafts = tl.load(verdicts.num_drafts + request)
-    lowest, _weighed = accept_block(judged, first, num_drafts, True, K)
-    if num_drafts >= 0:
-        # All at once: it is the wait that costs. P is 1.
-        row = first + lowest
-        status, refused = tl.load(verified.status + row), tl.load(judged.refused + row)
-        law = law_of_row(judged, row, tl.load(judged.lines + row), tl.full([], 1.0, tl.float32))
-        at, exists = row * tiles.stride + tile, tile < rows.num_tiles
-        maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
-        sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
-        noises = leftovers.noises + row * leftovers.width
-        path, token = tl.full([], -1, tl.int32), tl.full([], -1, tl.int32)
-        # Made while that comes.
-        noise = gumbel_of_range(
-            0, T, seed, position, tile_stream(lowest < num_drafts, lowest < 0), choice, lowest, WIDE
-        )
-        tl.store(noises + tile, noise)
-        if filtered:
-            path = tl.load(summary.path + row)
-            if path == WHOLE:
-                sums = tl.load(whole.kept_sums + row * T + tile, mask=exists, other=0.0)
-        if status == 0:
-            # The noise is read back.
-            tl.debug_barrier()
-            token = draw(
-                rows,
-                step.drafts,
-                lists,
-                refused,
-                law,
-                path,
-                temperature,
-                row,
-                (seed, position, choice, lowest),
-                maxima,
-                sums,
-                noise,
-                noises,
-                lowest < num_drafts,
-                lowest < 0,
-                WIDE,
-                ROOM,
-                T,
-                TILES,
-            )
-        tl.store(judged.tokens + row, token)
-    wait_for_previous(OVERLAP)
 
 
 @triton.jit
@@ -110,11 +27,13 @@ def weigh_kernel(
     K: tl.constexpr,
     REQUESTS: tl.constexpr,
     TILES: tl.constexpr,
+    FOLLOWS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """All programs share the blocks of rows to be weighed, each from a counter: some begin late, and some take long.
 
-    As `draw_kernel` it waits for rows' laws alone. NUM_BLOCKS: of a row, TILES tiles each; REQUESTS: of a group, which
+    It waits for rows' laws alone, being set up when all programs that find them run. FOLLOWS: at its end for the launch
+    before it too, of rows that were left. NUM_BLOCKS: of a row, TILES tiles each; REQUESTS: of a group, which
     has a counter; programs begin with one group or another, and go on to the next.
     """
     let_next_start(OVERLAP)
@@ -148,14 +67,15 @@ def weigh_kernel(
             refused = tl.load(judged.refused + row)
             law = with_prefix(law, prefixes_of(judged, first_row, column, K).to(tl.float32))
             first_row, column, its_line = _row_of(item // NUM_BLOCKS, first, line, before, weighed, K)
-            _p, left = weights_of(step.drafts, law, x, draft_logits, ids, refused)
+            left = leftover_of(step.drafts, law, x, draft_logits, ids, refused)
             masses = tl.sum(tl.sum(left, 1), 1)
             tl.store(leftovers.masses + row * leftovers.width + tile, masses, mask=tile < rows.num_tiles)
         num_done += 1
         group = tl.where(group + 1 == num_groups, 0, group + 1)
         if num_done < num_groups:
             item = _next_item(leftovers, group)
-    wait_for_previous(OVERLAP)
+    if FOLLOWS:
+        wait_for_previous(OVERLAP)
 
 
 @triton.jit
@@ -250,6 +170,9 @@ def settle_weighed_kernel(
             wait_for(judged.tokens + row, -1)
             token = tl.load(judged.tokens + row)
         put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
+    if request == 0:
+        # Programs that find laws say so themselves: launches need not wait for their ends one after the other.
+        wait_for(leftovers.done, step.drafts.num_reqs * (K + 1))
     follow(OVERLAP)
 
 

@@ -313,7 +313,7 @@ OF_BLOCK = [
         weighed.settle_weighed_kernel,
         "prefix = prefixes_of(judged, first, accepted, K).to(tl.float32)",
         "prefix = prefixes_of(judged, first, accepted * 0, K).to(tl.float32)",
-        "block of three",
+        "block, few",
     ),
     KernelMutant(
         "block: residual of q of the row before",

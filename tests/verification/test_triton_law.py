@@ -179,7 +179,7 @@ def of_mutants(name: str) -> World:
         "early end": world("random", 2, 2, **early),
         "block": world("sure", 3, 2, method="block", form="lse"),
         "block of two": world("random", 2, 2, method="block"),
-        "block of three": world("random", 3, 3, method="block", form="lse"),
+        "block, few": world("few", 3, 2, method="block", form="lse"),
         "block point": world("sure", 3, 2, method="block", form="point"),
     }
     return made[name]

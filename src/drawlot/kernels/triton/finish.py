@@ -185,7 +185,7 @@ def finish_kernel(
         tl.store(summary.rank + row, 0)
     else:
         best, mass = race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE)
-        token = race_in_tile(rows, None, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
+        token = race_in_tile(rows, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
         put_cut(summary, row, MINUS_INF, -1)
         put(drawn, summary, row, token, 0, TILES, row_max, tl.log(mass))
         tl.store(summary.rank + row, 0)

@@ -4,29 +4,22 @@ import triton
 import triton.language as tl
 
 from drawlot import rng
-from drawlot.kernels.triton.noise import gumbel, gumbel_of_range
+from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.reduce import first_largest, sum_of_masses
-from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.states import scale_of
-from drawlot.kernels.triton.values import TILE, order_of
+from drawlot.kernels.triton.values import TILE, load_values, order_of
 
 TARGET_TILE = tl.constexpr(int(rng.Stream.TARGET_TILE))
 TARGET_TOKEN = tl.constexpr(int(rng.Stream.TARGET_TOKEN))
 
 
 @triton.jit
-def race(ids, z, payload, key, stream, WIDE: tl.constexpr):
-    """The id with the largest z + noise, the lower id among equals, and its payload.
-
-    ids: int32; z: float32 or, if WIDE, float64; -inf where an id may not win; key: what `states.noise_key` returns.
-    """
-    noise = gumbel(ids, key[0], key[1], stream, key[2], key[3], WIDE)
-    return first_largest(z + noise, ids, payload)
-
-
-@triton.jit
 def race_of_range(first, z, key, stream, N: tl.constexpr, WIDE: tl.constexpr):
-    """As `race`, of ids first .. first + N - 1; first: a multiple of 4."""
+    """The id (int32) of first .. first + N - 1 with the largest z + noise, the lower one among equals.
+
+    first: a multiple of 4; z: float32 or, if WIDE, float64; -inf where an id may not win; key: what `states.noise_key`
+    returns.
+    """
     ids = first + tl.arange(0, N)
     noise = gumbel_of_range(first, N, key[0], key[1], stream, key[2], key[3], WIDE)
     winner, _ = first_largest(z + noise, ids, ids)
@@ -66,10 +59,10 @@ def race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE: tl.constexpr)
 
 
 @triton.jit
-def race_in_tile(rows, refused, row, tile, cut_order, cut_id, row_max, temperature, key, WIDE: tl.constexpr):
+def race_in_tile(rows, row, tile, cut_order, cut_id, row_max, temperature, key, WIDE: tl.constexpr):
     """The winner among the tokens of one tile that a cut keeps."""
     ids = tile * TILE + tl.arange(0, TILE)
-    x = load_allowed(rows, refused, row, ids, ids >= 0)
+    x = load_values(rows, row, ids, ids >= 0)
     order = order_of(x)
     kept = (x > float("-inf")) & ((order > cut_order) | ((order == cut_order) & (ids <= cut_id)))
     z = tl.where(kept, z_of(x, row_max, temperature, WIDE), float("-inf"))

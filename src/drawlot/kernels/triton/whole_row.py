@@ -121,7 +121,7 @@ def _draw(rows, states, row, state, at_one, maxima, sums, shift, law, WIDE: tl.c
     bounds = tl.where((maxima >= cut_value) & (sums > 0), log_sums + shift + noise, MINUS_INF)
     best = race_lazily(bounds, _wide_keys if WIDE else _keys, rows, None, (row, law, key), T, _TILES_OF_RACE)
     cut_order = order_of(cut_value)
-    return race_in_tile(rows, None, row, best, cut_order, cut_id, row_max, temperature, key, WIDE)
+    return race_in_tile(rows, row, best, cut_order, cut_id, row_max, temperature, key, WIDE)
 
 
 @triton.jit

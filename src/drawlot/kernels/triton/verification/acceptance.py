@@ -18,7 +18,7 @@ _LARGEST64 = tl.constexpr(1 - 2.0**-53)
 
 @triton.jit
 def coin_of(key, WIDE: tl.constexpr):
-    """float64 coin of a step's row, as `rng.coin`; key: as for `race`."""
+    """float64 coin of a step's row, as `rng.coin`; key: as for `race_of_range`."""
     seed, anchor, choice, step_row = key
     if WIDE:
         w0, w1, _, _ = words(step_row * 0, seed, anchor, _ACCEPT + _WIDE, choice, step_row, 2)

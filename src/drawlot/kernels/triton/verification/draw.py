@@ -92,8 +92,8 @@ def load_listed(drafts, lists, row, line, key, residual, WIDE: tl.constexpr, ROO
 def draw_from_list(drafts, listed, law, temperature, key, residual, alone, WIDE: tl.constexpr):
     """Of a row of which all is listed that it keeps.
 
-    listed: as in `no_list`; law: as for `leftover_of`; key: as for `race`; residual: of what q leaves; alone: as
-    ordinary sampling draws, by its streams and to the bit.
+    listed: as in `no_list`; law: as for `leftover_of`; key: as for `race_of_range`; residual: of what q leaves;
+    alone: as ordinary sampling draws, by its streams and to the bit.
     """
     x, ids, draft_logits, tile_noise, token_noise = listed
     left = leftover_of(drafts, law, x, draft_logits, ids, -1)

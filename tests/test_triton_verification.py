@@ -23,6 +23,7 @@ from tests.without_gpu import counted
 
 triton = pytest.importorskip("triton")
 summary = pytest.importorskip("drawlot.kernels.triton.summary")
+counts_of = pytest.importorskip("drawlot.kernels.triton.verification.counts")
 step_verifier = pytest.importorskip("drawlot.kernels.triton.verification.step_verifier")
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter")
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -130,9 +131,12 @@ def test_a_step_leaves_nothing_behind_for_the_next() -> None:
         assert torch.equal(got.status, expected.status)
         # What programs on a GPU wait for: each row counts once, there or not, where rows may be weighed, and
         # so does each program. Some rows are left to be read whole, all of one request, whose top_p is flat.
-        leftovers, control = fast._steps._memory.leftovers, fast._steps._work.tiles.control
-        assert leftovers.known.item() == (0 if step == 2 else len(counts) * (K + 1))
-        assert (leftovers.done.item(), control[summary.UNDECIDED.value].item()) == (len(counts) * (K + 1), 0)
+        done, control = fast._steps._memory.verdicts.counts, fast._steps._work.tiles.control
+        assert done[counts_of.KNOWN.value].item() == (0 if step == 2 else len(counts) * (K + 1))
+        assert (done[counts_of.DONE.value].item(), control[summary.UNDECIDED.value].item()) == (
+            len(counts) * (K + 1),
+            0,
+        )
         assert control[summary.COUNT.value].item() == counts[3] + 1
 
 

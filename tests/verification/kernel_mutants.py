@@ -215,7 +215,11 @@ OF_BLOCK = [
     ),
     KernelMutant("block: the ratio alone", acceptance.next_prefix, "2.0, prefix * ratio", "2.0, ratio", "block"),
     KernelMutant(
-        "block: coins of the row itself", acceptance.accept_block, "first + (i - 1), mask", "first + i, mask", "block"
+        "block: coins of the row itself",
+        acceptance.accept_block,
+        "coins + first + (i - 1)",
+        "coins + first + i",
+        "block",
     ),
     KernelMutant("block: accepted by P alone", acceptance.accept_block, "(prefix == 1)", "(prefix >= 0)", "block"),
     KernelMutant(
@@ -252,8 +256,8 @@ OF_BLOCK = [
     KernelMutant(
         "block: the first that is accepted",
         acceptance.accept_block,
-        "lowest = tl.where(coin < h, i, lowest)",
-        "lowest += (coin < h).to(tl.int32)",
+        "lowest = tl.where(exists & (coin < h), i, lowest)",
+        "lowest += (exists & (coin < h)).to(tl.int32)",
         "block point",
     ),
     KernelMutant(
@@ -338,8 +342,8 @@ THE_SAME = [
     KernelMutant(
         "equal: more is weighed",
         acceptance.accept_block,
-        "below & (is_last == 0), weighed",
-        "(num_drafts > i) & (is_last == 0), weighed",
+        "exists & below & (is_last == 0), weighed",
+        "exists & (is_last == 0), weighed",
         "block",
     ),
     KernelMutant(

@@ -34,11 +34,12 @@ def count_up(count):
 
 @triton.jit
 def wait_for(count, number):
-    """Wait until a count has come to a number; what those stored that `count_up` can be read then."""
+    """Wait until a count has come to a number, and return it; what those stored that `count_up` can be read then."""
     reached = tl.atomic_add(count, 0, sem="acquire")
     while reached < number:
         reached = tl.atomic_add(count, 0, sem="acquire")
     tl.debug_barrier()
+    return reached
 
 
 @triton.jit

@@ -70,25 +70,35 @@ def accept_block(judged, first, num_drafts, DENSE: tl.constexpr, K: tl.constexpr
     first, num_drafts: of one request, or of many. Where drafts have laws (DENSE), what is left of some rows has to be
     known before more can be said; of a point mass all but the draft is left.
     """
-    ratio = tl.load(judged.ratios + first, mask=num_drafts > 0, other=0.0)
+    ratio = _look_up(judged.ratios + first, num_drafts > 0, DENSE)
     prefix, lowest, weighed = tl.zeros_like(ratio) + 1, tl.zeros_like(num_drafts), tl.zeros_like(num_drafts)
     for i in tl.static_range(1, K + 1):
-        coin = tl.load(judged.coins + first + (i - 1), mask=num_drafts >= i, other=2.0)
+        coin = _look_up(judged.coins + first + (i - 1), num_drafts >= i, DENSE)
         prefix = next_prefix(prefix, ratio)
-        ratio = tl.load(judged.ratios + first + i, mask=num_drafts >= i, other=0.0)
+        ratio = _look_up(judged.ratios + first + i, num_drafts >= i, DENSE)
         # h_i is at most P_i, and h_n is P_n.
         is_last = (num_drafts == i) | (ratio == _BAD)
-        below = coin < prefix
+        exists, below = num_drafts >= i, coin < prefix
         if DENSE:
             # With P_i = 1 the first i drafts are accepted whatever is left, unless there is no law.
-            lowest = tl.where(below & (is_last | ((prefix == 1) & (ratio >= 0))), i, lowest)
-            weighed = tl.where(below & (is_last == 0), weighed | (1 << i), weighed)
+            lowest = tl.where(exists & below & (is_last | ((prefix == 1) & (ratio >= 0))), i, lowest)
+            weighed = tl.where(exists & below & (is_last == 0), weighed | (1 << i), weighed)
         else:
             left = prefix * (1 - ratio)
             rest = left + 1 - prefix
             h = tl.where(is_last, prefix, tl.where(rest == 0, 1.0, left / rest))
-            lowest = tl.where(coin < h, i, lowest)
+            lowest = tl.where(exists & (coin < h), i, lowest)
     return lowest, weighed & (-2 << lowest)
+
+
+@triton.jit
+def _look_up(pointer, exists, AT_ONCE: tl.constexpr):
+    """A number if it exists. AT_ONCE: or any, if that is not known yet."""
+    if AT_ONCE:
+        number = tl.load(pointer)
+    else:
+        number = tl.load(pointer, mask=exists, other=0.0)
+    return number
 
 
 @triton.jit

@@ -103,16 +103,12 @@ class Judged(NamedTuple):
     ratios: Tensor
     """float64 [N + K]: p / q of the draft, see `acceptance.coded_ratio`; K, so that none need be masked"""
     coins: Tensor
-    """float64 [N]"""
+    """float64 [N + K]"""
 
 
 class Leftovers(NamedTuple):
     """Scratch: what is left of rows that `block` has to compare, and what their races need."""
 
-    known: Tensor
-    """int32 [1]: rows that have their laws, or have none"""
-    done: Tensor
-    """int32 [1]: programs of the launch that finds laws which are at their ends"""
     num_taken: Tensor
     """int32 [R]: blocks that programs have taken to weigh, of each group of requests"""
     masses: Tensor
@@ -126,8 +122,8 @@ class Leftovers(NamedTuple):
 class Verdicts(NamedTuple):
     """Scratch: what is known of the requests."""
 
-    arrivals: Tensor
-    """int32 [R]: how many rows of a request that is not open are done"""
+    counts: Tensor
+    """int32 [3 + R]: how far they are, see `counts`"""
     num_drafts: Tensor
     """int32 [R]: of an open request; -1: it is not open"""
 

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.values import MINUS_INF, load_logits, load_values
+from drawlot.kernels.triton.verification.counts import clear_counts
 from drawlot.kernels.triton.verification.requests import (
     COUPLED,
     load_drafts,
@@ -29,14 +30,11 @@ def judge_row(
 ):
     """Row `column` of a request, if it has so many. COLUMNS, SPARSE: powers of two > K, >= tokens of a sparse law."""
     drafts = step.drafts
-    if (request == 0) & (column == 0):
-        tl.store(leftovers.known, 0)
-        tl.store(leftovers.done, 0)
+    clear_counts(verdicts.counts, request, column)
     first, num_rows = rows_of_request(drafts, request)
     state = tl.load(drafts.state_rows + request)
     tokens, num_drafts = load_drafts(drafts, request, tl.arange(0, COLUMNS), num_rows, K)
     if column == 0:
-        tl.store(verdicts.arrivals + request, 0)
         tl.store(verdicts.num_drafts + request, -1)
         # As many as groups of requests are asked for.
         tl.store(leftovers.num_taken + request, 0)

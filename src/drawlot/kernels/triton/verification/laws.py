@@ -22,6 +22,7 @@ from drawlot.kernels.triton.verification.acceptance import (
     coin_of,
     ratio_of_draft,
 )
+from drawlot.kernels.triton.verification.counts import DONE, DRAWING, KNOWN, count_open_row, rows_done
 from drawlot.kernels.triton.verification.cut import cut_row, no_list
 from drawlot.kernels.triton.verification.draw import draw, load_listed
 from drawlot.kernels.triton.verification.leftover import law_of_row
@@ -89,19 +90,19 @@ def law_kernel(
     row = first + column
     is_row = (column < num_rows) & (state >= 0)
     if LEFT:
-        is_row = _is_left(step, tiles, leftovers, summary, state, row, is_row, K, OVERLAP)
+        is_row = _is_left(step, tiles, verdicts, summary, state, row, is_row, K, OVERLAP)
         if is_row == 0:
-            _end(step, leftovers, program, K, OPEN, CUTS, LEFT, OVERLAP)
+            _end(step, verdicts, program, K, OPEN, CUTS, LEFT, OVERLAP)
             return
     elif is_row == 0:
         follow(OVERLAP)
         if CUTS:
             tl.atomic_add(tiles.control + UNDECIDED, 1, sem="relaxed")
         if OPEN:
-            tl.atomic_add(leftovers.known, 1, sem="relaxed")
+            tl.atomic_add(verdicts.counts + KNOWN, 1, sem="relaxed")
         if column == 0:
             skip_request(step.drafts, summary, verified, request, first, num_rows, K, COLUMNS)
-        _end(step, leftovers, program, K, OPEN, CUTS, LEFT, OVERLAP)
+        _end(step, verdicts, program, K, OPEN, CUTS, LEFT, OVERLAP)
         return
 
     # Noise and coin are a matter of the request alone: they are made while the scan still runs.
@@ -137,6 +138,8 @@ def law_kernel(
             tl.store(judged.tokens + row, -2)
             tl.store(judged.scales + row, scale * LOG2_E)
             tl.store(leftovers.masses + row * leftovers.width + tile, -1.0)
+            if (column == 0) & (not LEFT):
+                tl.atomic_add(verdicts.counts + DRAWING, -1, sem="relaxed")
     if not LEFT:
         follow(OVERLAP)
 
@@ -197,7 +200,7 @@ def law_kernel(
                 status, row_max, mass = put_law_of_tiles(summary, row, maxima, sums, scale)
             if path == WHOLE:
                 count_up(tiles.control + UNDECIDED)
-                _end(step, leftovers, program, K, OPEN, CUTS, LEFT, OVERLAP)
+                _end(step, verdicts, program, K, OPEN, CUTS, LEFT, OVERLAP)
                 return
         else:
             status, row_max, mass = put_law_of_tiles(summary, row, maxima, sums, scale)
@@ -219,9 +222,8 @@ def law_kernel(
             tl.store(judged.per_masses + row, 1.0 / mass)
             tl.store(judged.cut_values + row, cut_value)
             tl.store(judged.cut_ids + row, cut_id)
-            count_up(leftovers.known)
         else:
-            tl.atomic_add(leftovers.known, 1, sem="relaxed")
+            tl.atomic_add(verdicts.counts + KNOWN, 1, sem="relaxed")
 
     if column == 0:
         skip_rows_after(step.drafts, summary, verified, request, first + num_rows)
@@ -236,7 +238,7 @@ def law_kernel(
         if waits:
             # The last row of the request to get there draws, of the one row of which that can be asked before others
             # are weighed.
-            tells = is_last(verdicts.arrivals + request, num_rows)
+            tells = count_open_row(verdicts.counts, request, num_rows, LEFT)
             if tells:
                 lowest, _weighed = accept_block(judged, first, given, True, K)
                 drawn_row, residual = first + lowest, lowest < given
@@ -279,15 +281,21 @@ def law_kernel(
         )
     if tells:
         tl.store(judged.tokens + drawn_row, token)
+        if OPEN:
+            if waits:
+                # Nothing but the token has to be seen, and it tells of itself.
+                tl.debug_barrier()
+                tl.atomic_add(verdicts.counts + DRAWING, 1, sem="relaxed")
     if waits == 0:
-        if is_last(verdicts.arrivals + request, num_rows):
+        if is_last(rows_done(verdicts.counts, request), num_rows):
             by_block = (method == BLOCK) & (temperature != 0)
             settle(judged, verified, request, first, num_rows, given, coupled, by_block, K, COLUMNS)
-    _end(step, leftovers, program, K, OPEN, CUTS, LEFT, OVERLAP)
+    if LEFT or waits == 0:
+        _end(step, verdicts, program, K, OPEN, CUTS, LEFT, OVERLAP)
 
 
 @triton.jit
-def _is_left(step, tiles, leftovers, summary, state, row, is_row, K: tl.constexpr, OVERLAP: tl.constexpr):
+def _is_left(step, tiles, verdicts, summary, state, row, is_row, K: tl.constexpr, OVERLAP: tl.constexpr):
     """Whether a row has been read whole. Mostly none has, which is known while others still draw."""
     let_next_start(OVERLAP)
     wait_for(tiles.control + UNDECIDED, 0)
@@ -296,7 +304,7 @@ def _is_left(step, tiles, leftovers, summary, state, row, is_row, K: tl.constexp
     else:
         wait_for_previous(OVERLAP)
         # Rows that were not left count themselves before they store their paths.
-        _wait_for_laws(step, leftovers, K)
+        _wait_for_laws(step, verdicts, K)
         if is_row:
             is_row = is_filtered(step.states, state) & (tl.load(summary.path + row) == WHOLE)
     return is_row
@@ -305,7 +313,7 @@ def _is_left(step, tiles, leftovers, summary, state, row, is_row, K: tl.constexp
 @triton.jit
 def _end(
     step,
-    leftovers,
+    verdicts,
     program,
     K: tl.constexpr,
     OPEN: tl.constexpr,
@@ -313,16 +321,19 @@ def _end(
     LEFT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Programs say themselves that they are done where launches follow that would only wait for that one by one."""
+    """Programs say themselves that they are done where launches follow that would only wait for that one by one.
+
+    Those of open rows have said so when they counted themselves.
+    """
     if LEFT:
         if program == 0:
             wait_for_previous(OVERLAP)
             if not OPEN:
-                _wait_for_laws(step, leftovers, K)
+                _wait_for_laws(step, verdicts, K)
     elif CUTS or OPEN:
-        count_up(leftovers.done)
+        count_up(verdicts.counts + DONE)
 
 
 @triton.jit
-def _wait_for_laws(step, leftovers, K: tl.constexpr):
-    wait_for(leftovers.done, step.drafts.num_reqs * (K + 1))
+def _wait_for_laws(step, verdicts, K: tl.constexpr):
+    wait_for(verdicts.counts + DONE, step.drafts.num_reqs * (K + 1))

@@ -10,6 +10,7 @@ from drawlot.kernels.triton.states import temperature_of
 from drawlot.kernels.triton.together import wait_for, wait_for_values
 from drawlot.kernels.triton.values import MINUS_INF, load_values, slices_of
 from drawlot.kernels.triton.verification.acceptance import accept_block, prefixes_of
+from drawlot.kernels.triton.verification.counts import DONE, DRAWING, KNOWN
 from drawlot.kernels.triton.verification.draw import draw_from_tile
 from drawlot.kernels.triton.verification.leftover import law_of_row, leftover_of, load_draft_logits, with_prefix
 from drawlot.kernels.triton.verification.requests import rows_of_request, step_key, tile_stream
@@ -41,13 +42,10 @@ def weigh_kernel(
     num_groups = tl.cdiv(num_reqs, REQUESTS)
     group, num_done = tl.program_id(0) % num_groups, 0
     item = _next_item(leftovers, group)
-    wait_for(leftovers.known, num_reqs * (K + 1))
+    request, first, line = _requests_of(step, group, num_reqs, REQUESTS)
+    wait_for(verdicts.counts + KNOWN, num_reqs * (K + 1))
     while num_done < num_groups:
-        request = group * REQUESTS + tl.arange(0, REQUESTS)
-        is_request = request < num_reqs
-        first = tl.load(step.drafts.cu_rows + request, mask=is_request, other=0).to(tl.int32)
-        line = (tl.load(step.drafts.state_rows + request, mask=is_request, other=0) * step.drafts.lines).to(tl.int32)
-        num_drafts = tl.load(verdicts.num_drafts + request, mask=is_request, other=-1)
+        num_drafts = tl.load(verdicts.num_drafts + request, mask=request < num_reqs, other=-1)
         _lowest, weighed = accept_block(judged, first, num_drafts, True, K)
         count = tl.zeros_like(weighed)
         for i in tl.static_range(1, K + 1):
@@ -74,8 +72,18 @@ def weigh_kernel(
         group = tl.where(group + 1 == num_groups, 0, group + 1)
         if num_done < num_groups:
             item = _next_item(leftovers, group)
+            request, first, line = _requests_of(step, group, num_reqs, REQUESTS)
     if FOLLOWS:
         wait_for_previous(OVERLAP)
+
+
+@triton.jit
+def _requests_of(step, group, num_reqs, REQUESTS: tl.constexpr):
+    """Requests of a group, their first rows and the lines of q of their states."""
+    request = group * REQUESTS + tl.arange(0, REQUESTS)
+    first = tl.load(step.drafts.cu_rows + request, mask=request < num_reqs, other=0)
+    state = tl.load(step.drafts.state_rows + request, mask=request < num_reqs, other=0)
+    return request, first.to(tl.int32), (state * step.drafts.lines).to(tl.int32)
 
 
 @triton.jit
@@ -110,14 +118,23 @@ def settle_weighed_kernel(
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
     T: tl.constexpr,
+    CUTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: one request, if it is open. COLUMNS, T: powers of two > K, >= tiles.
+    """Program: one request, if it is open; and one that waits for those whose ends nobody else waits for.
+
+    COLUMNS, T: powers of two > K, >= tiles; CUTS: whether rows may have filters.
 
     It waits for what it needs alone: what is left of tiles and the token that is drawn meanwhile tell when they are
     there. It is set up when all programs of the kernel before it run, and so all before that.
     """
     request = tl.program_id(0).to(tl.int64)
+    if request == step.drafts.num_reqs:
+        # Launches need not wait for ends of programs one after the other.
+        wait_for(verdicts.counts + DONE, step.drafts.num_reqs * (K + 1))
+        wait_for(verdicts.counts + DRAWING, 0)
+        follow(OVERLAP)
+        return
     column, tile = tl.arange(0, COLUMNS), tl.arange(0, T)
     first, num_rows = rows_of_request(step.drafts, request)
     state = tl.load(step.drafts.state_rows + request)
@@ -125,7 +142,7 @@ def settle_weighed_kernel(
     temperature = temperature_of(step.states, some)
     seed, position, choice, _ = step_key(step.states, some, tl.minimum(first, step.drafts.num_rows - 1), 0)
     at, exists = first + column, column < num_rows
-    wait_for(leftovers.known, step.drafts.num_reqs * (K + 1))
+    wait_for(verdicts.counts + KNOWN, step.drafts.num_reqs * (K + 1))
     num_drafts = tl.load(verdicts.num_drafts + request)
     lowest, weighed = accept_block(judged, first, num_drafts, True, K)
     if num_drafts >= 0:
@@ -135,7 +152,11 @@ def settle_weighed_kernel(
         masses, noise = tl.zeros([T], tl.float32), tl.zeros([T], tl.float64 if WIDE else tl.float32)
         while candidate > 0:
             row = first + candidate
-            noise = gumbel_of_range(0, T, seed, position, stream, choice, candidate, WIDE)
+            if CUTS:
+                # A row with a filter has stored none: its list needs other noise, and has to be there as soon.
+                noise = gumbel_of_range(0, T, seed, position, stream, choice, candidate, WIDE)
+            else:
+                noise = tl.load(leftovers.noises + row * leftovers.width + tile)
             coin, prefix = tl.load(judged.coins + row - 1), prefixes_of(judged, first, candidate, K)
             masses = wait_for_values(leftovers.masses + row * leftovers.width + tile, tile < rows.num_tiles, -1.0)
             left = tl.sum(masses)
@@ -166,13 +187,8 @@ def settle_weighed_kernel(
                 WIDE,
             )
         else:
-            row = first + lowest
-            wait_for(judged.tokens + row, -1)
-            token = tl.load(judged.tokens + row)
+            token = wait_for(judged.tokens + first + lowest, -1)
         put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
-    if request == 0:
-        # Programs that find laws say so themselves: launches need not wait for their ends one after the other.
-        wait_for(leftovers.done, step.drafts.num_reqs * (K + 1))
     follow(OVERLAP)
 
 

@@ -23,7 +23,6 @@ from tests.without_gpu import counted
 
 triton = pytest.importorskip("triton")
 summary = pytest.importorskip("drawlot.kernels.triton.summary")
-counts_of = pytest.importorskip("drawlot.kernels.triton.verification.counts")
 step_verifier = pytest.importorskip("drawlot.kernels.triton.verification.step_verifier")
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter")
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -131,18 +130,16 @@ def test_a_step_leaves_nothing_behind_for_the_next() -> None:
         assert torch.equal(got.status, expected.status)
         # What programs on a GPU wait for: each row counts once, there or not, where rows may be weighed, and
         # so does each program. Some rows are left to be read whole, all of one request, whose top_p is flat.
-        done, control = fast._steps._memory.verdicts.counts, fast._steps._work.tiles.control
-        assert done[counts_of.KNOWN.value].item() == (0 if step == 2 else len(counts) * (K + 1))
-        assert (done[counts_of.DONE.value].item(), control[summary.UNDECIDED.value].item()) == (
-            len(counts) * (K + 1),
-            0,
-        )
+        verdicts, control = fast._steps._memory.verdicts, fast._steps._work.tiles.control
+        (done, drawing, _rows_done, known), programs = verdicts.counts[:4].tolist(), len(counts) * (K + 1)
+        assert (done, drawing, known) == (programs, 0, 0 if step == 2 else programs)
+        assert control[summary.UNDECIDED.value].item() == 0
         assert control[summary.COUNT.value].item() == counts[3] + 1
 
 
 def test_rows_to_be_weighed_are_looked_for_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     # Two requests at a time instead of 32, two tiles a block; one request has no drafts.
-    monkeypatch.setattr(step_verifier, "WEIGH_REQUESTS", 2)
+    monkeypatch.setattr(step_verifier, "GROUP", 2)
     monkeypatch.setattr(step_verifier, "WEIGH_TILES", 2)
     torch.manual_seed(3)
     v, counts = 600, [4, 3, 4, 0, 4, 4]

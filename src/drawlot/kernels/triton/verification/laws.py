@@ -22,7 +22,7 @@ from drawlot.kernels.triton.verification.acceptance import (
     coin_of,
     ratio_of_draft,
 )
-from drawlot.kernels.triton.verification.counts import DONE, DRAWING, KNOWN, count_open_row, rows_done
+from drawlot.kernels.triton.verification.counts import DONE, DRAWING, count_open_row, rows_done, rows_known
 from drawlot.kernels.triton.verification.cut import cut_row, no_list
 from drawlot.kernels.triton.verification.draw import draw, load_listed
 from drawlot.kernels.triton.verification.leftover import law_of_row
@@ -71,6 +71,7 @@ def law_kernel(
     ROOM: tl.constexpr,
     GROUPS: tl.constexpr,
     TILES: tl.constexpr,
+    REQUESTS: tl.constexpr,
     OPEN: tl.constexpr,
     CUTS: tl.constexpr,
     LEFT: tl.constexpr,
@@ -79,8 +80,8 @@ def law_kernel(
     """Program: one row that a request may have. drawn, summary: of rows that are read whole.
 
     COLUMNS, T, PARTS: powers of two > K, >= tiles, >= parts of a law; ROOM, GROUPS: of a short list, and read at a time
-    for it; TILES: read at a time by a draw; OPEN: whether requests may be open, see `is_open`; CUTS: whether rows may
-    have filters; LEFT: only rows that such a launch has left to `whole_rows`.
+    for it; TILES: read at a time by a draw; REQUESTS: of a group; OPEN: whether requests may be open, see `is_open`;
+    CUTS: whether rows may have filters; LEFT: only rows that such a launch has left to `whole_rows`.
     """
     program = tl.program_id(0)
     request, column = (program // (K + 1)).to(tl.int64), program % (K + 1)
@@ -99,7 +100,7 @@ def law_kernel(
         if CUTS:
             tl.atomic_add(tiles.control + UNDECIDED, 1, sem="relaxed")
         if OPEN:
-            tl.atomic_add(verdicts.counts + KNOWN, 1, sem="relaxed")
+            tl.atomic_add(rows_known(verdicts.counts, request // REQUESTS), 1, sem="relaxed")
         if column == 0:
             skip_request(step.drafts, summary, verified, request, first, num_rows, K, COLUMNS)
         _end(step, verdicts, program, K, OPEN, CUTS, LEFT, OVERLAP)
@@ -223,7 +224,7 @@ def law_kernel(
             tl.store(judged.cut_values + row, cut_value)
             tl.store(judged.cut_ids + row, cut_id)
         else:
-            tl.atomic_add(verdicts.counts + KNOWN, 1, sem="relaxed")
+            tl.atomic_add(rows_known(verdicts.counts, request // REQUESTS), 1, sem="relaxed")
 
     if column == 0:
         skip_rows_after(step.drafts, summary, verified, request, first + num_rows)
@@ -238,7 +239,7 @@ def law_kernel(
         if waits:
             # The last row of the request to get there draws, of the one row of which that can be asked before others
             # are weighed.
-            tells = count_open_row(verdicts.counts, request, num_rows, LEFT)
+            tells = count_open_row(verdicts.counts, request, num_rows, REQUESTS, LEFT)
             if tells:
                 lowest, _weighed = accept_block(judged, first, given, True, K)
                 drawn_row, residual = first + lowest, lowest < given

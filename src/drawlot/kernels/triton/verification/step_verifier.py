@@ -47,8 +47,8 @@ WEIGH_TILES = 16
 """Tiles that a program weighs at a time"""
 REGISTERS, WEIGH_TOGETHER = 80, 6
 """As many as let three programs of rows run at once on a multiprocessor, and so many that weigh, half as large"""
-WEIGH_REQUESTS = 32
-"""Requests among whose rows those to be weighed are looked for at a time"""
+GROUP = 32
+"""Requests whose rows are waited for together, and among which those to be weighed are looked for at a time"""
 LAW_WARPS, WEIGH_WARPS, SETTLE_WARPS = 8, 4, 8
 """Warps of a program that finds a law or draws, of one that weighs, and of one that looks what has been weighed"""
 DRAW_TILES = 8
@@ -111,7 +111,7 @@ class _Memory(NamedTuple):
                 empty(double if wide else single, num_rows, width),
                 width,
             ),
-            Verdicts(empty(integer, 3 + num_reqs), empty(integer, num_reqs)),
+            Verdicts(empty(integer, 2 + 2 * num_reqs), empty(integer, num_reqs)),
             Verified(
                 empty(long, num_reqs, num_drafts + 1),
                 empty(integer, num_reqs),
@@ -371,6 +371,7 @@ class StepVerifier:
                 verified,
                 PARTS=triton.next_power_of_2(judged.parts),
                 GROUPS=BLOCK,
+                REQUESTS=GROUP,
                 OPEN=weighs,
                 CUTS=cuts,
                 LEFT=left,
@@ -420,7 +421,7 @@ class StepVerifier:
                 verdicts,
                 NUM_BLOCKS=num_blocks,
                 K=self._num_drafts,
-                REQUESTS=WEIGH_REQUESTS,
+                REQUESTS=GROUP,
                 FOLLOWS=cuts,
                 TILES=WEIGH_TILES,
                 num_warps=WEIGH_WARPS,
@@ -436,6 +437,7 @@ class StepVerifier:
                 verified,
                 WIDE=self._steps._wide,
                 T=self._work.tile_block,
+                REQUESTS=GROUP,
                 CUTS=cuts,
                 num_warps=SETTLE_WARPS,
                 **shape,

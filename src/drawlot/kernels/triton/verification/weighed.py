@@ -10,7 +10,7 @@ from drawlot.kernels.triton.states import temperature_of
 from drawlot.kernels.triton.together import wait_for, wait_for_values
 from drawlot.kernels.triton.values import MINUS_INF, load_values, slices_of
 from drawlot.kernels.triton.verification.acceptance import accept_block, prefixes_of
-from drawlot.kernels.triton.verification.counts import DONE, DRAWING, KNOWN
+from drawlot.kernels.triton.verification.counts import DONE, DRAWING, wait_for_group
 from drawlot.kernels.triton.verification.draw import draw_from_tile
 from drawlot.kernels.triton.verification.leftover import law_of_row, leftover_of, load_draft_logits, with_prefix
 from drawlot.kernels.triton.verification.requests import rows_of_request, step_key, tile_stream
@@ -34,8 +34,8 @@ def weigh_kernel(
     """All programs share the blocks of rows to be weighed, each from a counter: some begin late, and some take long.
 
     It waits for rows' laws alone, being set up when all programs that find them run. FOLLOWS: at its end for the launch
-    before it too, of rows that were left. NUM_BLOCKS: of a row, TILES tiles each; REQUESTS: of a group, which
-    has a counter; programs begin with one group or another, and go on to the next.
+    before it too, of rows that were left. NUM_BLOCKS: of a row, TILES tiles each; REQUESTS: of a group, whose
+    rows are waited for; programs begin with one group or another, and go on to the next.
     """
     let_next_start(OVERLAP)
     num_reqs = step.drafts.num_reqs
@@ -43,8 +43,8 @@ def weigh_kernel(
     group, num_done = tl.program_id(0) % num_groups, 0
     item = _next_item(leftovers, group)
     request, first, line = _requests_of(step, group, num_reqs, REQUESTS)
-    wait_for(verdicts.counts + KNOWN, num_reqs * (K + 1))
     while num_done < num_groups:
+        wait_for_group(verdicts.counts, group, num_reqs, K, REQUESTS)
         num_drafts = tl.load(verdicts.num_drafts + request, mask=request < num_reqs, other=-1)
         _lowest, weighed = accept_block(judged, first, num_drafts, True, K)
         count = tl.zeros_like(weighed)
@@ -118,12 +118,13 @@ def settle_weighed_kernel(
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
     T: tl.constexpr,
+    REQUESTS: tl.constexpr,
     CUTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program: one request, if it is open; and one that waits for those whose ends nobody else waits for.
 
-    COLUMNS, T: powers of two > K, >= tiles; CUTS: whether rows may have filters.
+    COLUMNS, T: powers of two > K, >= tiles; REQUESTS: of a group; CUTS: whether rows may have filters.
 
     It waits for what it needs alone: what is left of tiles and the token that is drawn meanwhile tell when they are
     there. It is set up when all programs of the kernel before it run, and so all before that.
@@ -142,7 +143,7 @@ def settle_weighed_kernel(
     temperature = temperature_of(step.states, some)
     seed, position, choice, _ = step_key(step.states, some, tl.minimum(first, step.drafts.num_rows - 1), 0)
     at, exists = first + column, column < num_rows
-    wait_for(verdicts.counts + KNOWN, step.drafts.num_reqs * (K + 1))
+    wait_for_group(verdicts.counts, request // REQUESTS, step.drafts.num_reqs, K, REQUESTS)
     num_drafts = tl.load(verdicts.num_drafts + request)
     lowest, weighed = accept_block(judged, first, num_drafts, True, K)
     if num_drafts >= 0:

@@ -139,10 +139,12 @@ def law_kernel(
             tl.store(judged.tokens + row, -2)
             tl.store(judged.scales + row, scale * LOG2_E)
             tl.store(leftovers.masses + row * leftovers.width + tile, -1.0)
-            if (column == 0) & (not LEFT):
-                tl.atomic_add(verdicts.counts + DRAWING, -1, sem="relaxed")
     if not LEFT:
         follow(OVERLAP)
+        if OPEN:
+            # Not before: the scan clears what is counted.
+            if waits & (column == 0):
+                tl.atomic_add(verdicts.counts + DRAWING, -1, sem="relaxed")
 
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
@@ -284,9 +286,7 @@ def law_kernel(
         tl.store(judged.tokens + drawn_row, token)
         if OPEN:
             if waits:
-                # Nothing but the token has to be seen, and it tells of itself.
-                tl.debug_barrier()
-                tl.atomic_add(verdicts.counts + DRAWING, 1, sem="relaxed")
+                count_up(verdicts.counts + DRAWING)
     if waits == 0:
         if is_last(rows_done(verdicts.counts, request), num_rows):
             by_block = (method == BLOCK) & (temperature != 0)

@@ -1,0 +1,57 @@
+"""Programs that begin before the launch before them has ended leave alone what it reads and writes."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from drawlot import RejectionSampler, Sampler, SamplingParams
+from tests.kernel_mutant import KernelMutant
+from tests.test_triton_verification import rows_of
+
+triton = pytest.importorskip("triton")
+columns = pytest.importorskip("drawlot.kernels.triton.columns")
+finish = pytest.importorskip("drawlot.kernels.triton.finish")
+laws = pytest.importorskip("drawlot.kernels.triton.verification.laws")
+early_starts = pytest.importorskip("tests.early_starts")
+pytestmark = [
+    pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+PARAMS = [{}, {"top_k": 9, "logprobs": 2}, {"temperature": 0.0}, {"top_p": 0.9, "frequency_penalty": 1.0}, {}]
+METHODS = ["block", "block", "standard", "standard", "coupled"]
+
+
+def steps() -> list[Any]:
+    """A sampled step and one with drafts."""
+    torch.manual_seed(0)
+    v, counts = 300, [2, 1, 2, 2, 0]
+    sampler = Sampler(len(counts), v, backend="triton")
+    verifier = RejectionSampler(sampler, num_speculative_tokens=2)
+    for r, (params, method) in enumerate(zip(PARAMS, METHODS)):
+        sampler.add_request(r, SamplingParams(seed=r, **params), [1])  # type: ignore[arg-type]
+        verifier.set_method(r, method)
+    drafts = torch.randint(0, v, (len(counts), 2))
+    rows = rows_of(drafts, counts)
+    with early_starts.touched_by_launches(laws, finish, columns) as launches:
+        verifier(torch.randn(sum(counts) + len(counts), v), rows, drafts, torch.randn(len(counts), 2, v))
+        sampler(torch.randn(len(counts), v), rows_of(drafts, [0] * len(counts)))
+    return launches
+
+
+def test_nothing_is_touched_too_early() -> None:
+    launches = steps()
+    early = {each.kernel for each in launches if each.early_reads}
+    assert {"law_kernel", "finish_kernel"} <= early, early
+    assert early_starts.touched_too_early(launches) == []
+
+
+def test_counting_before_the_scan_has_cleared_is_seen() -> None:
+    follows = "        follow(OVERLAP)\n"
+    counts = inspect.getsource(laws.law_kernel.fn).split(follows)[2].split("\n\n")[0] + "\n"
+    assert "DRAWING, -1" in counts
+    mutant = KernelMutant("counted too early", laws.law_kernel, follows + counts, counts + follows)
+    with mutant.planted():
+        assert early_starts.touched_too_early(steps()) == ["law_kernel"]

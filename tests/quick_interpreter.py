@@ -59,7 +59,7 @@ def remember_shapes_and_types() -> None:
         key = element_ty.name, *(size.value if isinstance(size, tl.constexpr) else size for size in sizes)
         if key not in blocks:
             new_block(self, element_ty, shape)
-            blocks[key] = vars(self)
+            blocks[key] = dict(vars(self))
         vars(self).update(blocks[key])
 
     def np_dtype(of: Any) -> Any:

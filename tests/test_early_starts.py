@@ -20,7 +20,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
-PARAMS = [{}, {"top_k": 9, "logprobs": 2}, {"temperature": 0.0}, {"top_p": 0.9, "frequency_penalty": 1.0}, {}]
+PARAMS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 9, "logprobs": 2},
+    {"temperature": 0.0},
+    {"top_p": 0.9, "frequency_penalty": 1.0},
+    {},
+]
 METHODS = ["block", "block", "standard", "standard", "coupled"]
 
 
@@ -31,10 +37,11 @@ def steps() -> list[Any]:
     sampler = Sampler(len(counts), v, backend="triton")
     verifier = RejectionSampler(sampler, num_speculative_tokens=2)
     for r, (params, method) in enumerate(zip(PARAMS, METHODS)):
-        sampler.add_request(r, SamplingParams(seed=r, **params), [1])  # type: ignore[arg-type]
+        sampler.add_request(r, SamplingParams(seed=r, **params), [1])
         verifier.set_method(r, method)
     drafts = torch.randint(0, v, (len(counts), 2))
     rows = rows_of(drafts, counts)
+    launches: list[Any]
     with early_starts.touched_by_launches(laws, finish, columns) as launches:
         verifier(torch.randn(sum(counts) + len(counts), v), rows, drafts, torch.randn(len(counts), 2, v))
         sampler(torch.randn(len(counts), v), rows_of(drafts, [0] * len(counts)))

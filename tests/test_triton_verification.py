@@ -131,8 +131,8 @@ def test_a_step_leaves_nothing_behind_for_the_next() -> None:
         # What programs on a GPU wait for: each row counts once, there or not, where rows may be weighed, and
         # so does each program. Some rows are left to be read whole, all of one request, whose top_p is flat.
         verdicts, control = fast._steps._memory.verdicts, fast._steps._work.tiles.control
-        (done, drawing, _rows_done, known), programs = verdicts.counts[:4].tolist(), len(counts) * (K + 1)
-        assert (done, drawing, known) == (programs, 0, 0 if step == 2 else programs)
+        (done, _rows_done, known), programs = verdicts.counts[:3].tolist(), len(counts) * (K + 1)
+        assert (done, known) == (programs, 0 if step == 2 else programs)
         assert control[summary.UNDECIDED.value].item() == 0
         assert control[summary.COUNT.value].item() == counts[3] + 1
 

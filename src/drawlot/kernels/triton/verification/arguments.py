@@ -123,7 +123,7 @@ class Verdicts(NamedTuple):
     """Scratch: what is known of the requests."""
 
     counts: Tensor
-    """int32 [2 + 2 R]: how far they are, see `counts`"""
+    """int32 [1 + 2 R]: how far they are, see `counts`"""
     num_drafts: Tensor
     """int32 [R]: of an open request; -1: it is not open"""
 

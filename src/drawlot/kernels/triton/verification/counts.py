@@ -5,9 +5,8 @@ import triton.language as tl
 
 from drawlot.kernels.triton.together import wait_for
 
-DONE, DRAWING, _FIRST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""Places of counts: programs that have nothing left to do, unless they draw for an open request; and these, below zero.
-From there on two for each request: of its rows that are done, and, for as many as there are groups of requests, of a
+DONE, _FIRST = tl.constexpr(0), tl.constexpr(1)
+"""Places of counts: programs that have nothing left to do, unless they draw for an open request. From there on two for each request: of its rows that are done, and, for as many as there are groups of requests, of a
 group's rows that have their laws or have none"""
 
 
@@ -17,7 +16,6 @@ def clear_counts(counts, request, column):
     if column == 0:
         if request == 0:
             tl.store(counts + DONE, 0)
-            tl.store(counts + DRAWING, 0)
         tl.store(rows_done(counts, request), 0)
         tl.store(rows_known(counts, request), 0)
 

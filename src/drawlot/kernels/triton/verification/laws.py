@@ -22,7 +22,7 @@ from drawlot.kernels.triton.verification.acceptance import (
     coin_of,
     ratio_of_draft,
 )
-from drawlot.kernels.triton.verification.counts import DONE, DRAWING, count_open_row, rows_done, rows_known
+from drawlot.kernels.triton.verification.counts import DONE, count_open_row, rows_done, rows_known
 from drawlot.kernels.triton.verification.cut import cut_row, no_list
 from drawlot.kernels.triton.verification.draw import draw, load_listed
 from drawlot.kernels.triton.verification.leftover import law_of_row
@@ -141,10 +141,6 @@ def law_kernel(
             tl.store(leftovers.masses + row * leftovers.width + tile, -1.0)
     if not LEFT:
         follow(OVERLAP)
-        if OPEN:
-            # Not before: the scan clears what is counted.
-            if waits & (column == 0):
-                tl.atomic_add(verdicts.counts + DRAWING, -1, sem="relaxed")
 
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
@@ -283,10 +279,8 @@ def law_kernel(
             TILES,
         )
     if tells:
+        # Of an open request this is the last that is done: it tells by itself that it is there.
         tl.store(judged.tokens + drawn_row, token)
-        if OPEN:
-            if waits:
-                count_up(verdicts.counts + DRAWING)
     if waits == 0:
         if is_last(rows_done(verdicts.counts, request), num_rows):
             by_block = (method == BLOCK) & (temperature != 0)

@@ -111,7 +111,7 @@ class _Memory(NamedTuple):
                 empty(double if wide else single, num_rows, width),
                 width,
             ),
-            Verdicts(empty(integer, 2 + 2 * num_reqs), empty(integer, num_reqs)),
+            Verdicts(empty(integer, 1 + 2 * num_reqs), empty(integer, num_reqs)),
             Verified(
                 empty(long, num_reqs, num_drafts + 1),
                 empty(integer, num_reqs),
@@ -430,7 +430,7 @@ class StepVerifier:
             ),
             Launch(
                 settle_weighed_kernel,
-                lambda num_reqs: num_reqs + 1,
+                lambda num_reqs: num_reqs + triton.cdiv(num_reqs, GROUP),
                 judged,
                 leftovers,
                 verdicts,

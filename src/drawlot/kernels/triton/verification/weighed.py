@@ -10,7 +10,7 @@ from drawlot.kernels.triton.states import temperature_of
 from drawlot.kernels.triton.together import wait_for, wait_for_values
 from drawlot.kernels.triton.values import MINUS_INF, load_values, slices_of
 from drawlot.kernels.triton.verification.acceptance import accept_block, prefixes_of
-from drawlot.kernels.triton.verification.counts import DONE, DRAWING, wait_for_group
+from drawlot.kernels.triton.verification.counts import DONE, wait_for_group
 from drawlot.kernels.triton.verification.draw import draw_from_tile
 from drawlot.kernels.triton.verification.leftover import law_of_row, leftover_of, load_draft_logits, with_prefix
 from drawlot.kernels.triton.verification.requests import rows_of_request, step_key, tile_stream
@@ -50,8 +50,9 @@ def weigh_kernel(
         count = tl.zeros_like(weighed)
         for i in tl.static_range(1, K + 1):
             count += (weighed >> i) & 1
-        # Of the group's rows to be weighed, how many come before each request's.
-        before = tl.cumsum(count, 0) - count
+        # Of the group's rows to be weighed, how many come before each request's: those of later requests, which the scan
+        # has read last.
+        before = tl.sum(count) - tl.cumsum(count, 0)
         first_row, column, its_line = _row_of(item // NUM_BLOCKS, first, line, before, weighed, K)
         while column > 0:
             row, tile = first_row.to(tl.int64) + column, item % NUM_BLOCKS * TILES + tl.arange(0, TILES)
@@ -122,7 +123,7 @@ def settle_weighed_kernel(
     CUTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: one request, if it is open; and one that waits for those whose ends nobody else waits for.
+    """Program: one request, if it is open; one a group of requests, which waits for those whose ends nobody else does.
 
     COLUMNS, T: powers of two > K, >= tiles; REQUESTS: of a group; CUTS: whether rows may have filters.
 
@@ -130,10 +131,10 @@ def settle_weighed_kernel(
     there. It is set up when all programs of the kernel before it run, and so all before that.
     """
     request = tl.program_id(0).to(tl.int64)
-    if request == step.drafts.num_reqs:
+    if request >= step.drafts.num_reqs:
         # Launches need not wait for ends of programs one after the other.
         wait_for(verdicts.counts + DONE, step.drafts.num_reqs * (K + 1))
-        wait_for(verdicts.counts + DRAWING, 0)
+        _wait_for_draws(step, judged, verdicts, (request - step.drafts.num_reqs).to(tl.int32), K, REQUESTS)
         follow(OVERLAP)
         return
     column, tile = tl.arange(0, COLUMNS), tl.arange(0, T)
@@ -191,6 +192,17 @@ def settle_weighed_kernel(
             token = wait_for(judged.tokens + first + lowest, -1)
         put_emitted(verified, request, at, exists, column, draft, accepted, token, K)
     follow(OVERLAP)
+
+
+@triton.jit
+def _wait_for_draws(step, judged, verdicts, group, K: tl.constexpr, REQUESTS: tl.constexpr):
+    """Wait for the tokens that are drawn while rows are weighed, asked for or not."""
+    num_reqs = step.drafts.num_reqs
+    request, first, _line = _requests_of(step, group, num_reqs, REQUESTS)
+    wait_for_group(verdicts.counts, group, num_reqs, K, REQUESTS)
+    num_drafts = tl.load(verdicts.num_drafts + request, mask=request < num_reqs, other=-1)
+    lowest, _weighed = accept_block(judged, first, num_drafts, True, K)
+    wait_for_values(judged.tokens + first + lowest, num_drafts >= 0, -2)
 
 
 @triton.jit

@@ -6,8 +6,9 @@ import triton.language as tl
 from drawlot.kernels.triton.together import wait_for
 
 DONE, _FIRST = tl.constexpr(0), tl.constexpr(1)
-"""Places of counts: programs that have nothing left to do, unless they draw for an open request. From there on two for each request: of its rows that are done, and, for as many as there are groups of requests, of a
-group's rows that have their laws or have none"""
+"""Places of counts: programs that have nothing left to do, unless they draw for an open request. From there on two for
+each request: of its rows that are done, and, for as many as there are groups of requests, of a group's rows that have
+their laws or have none"""
 
 
 @triton.jit

@@ -50,8 +50,8 @@ def weigh_kernel(
         count = tl.zeros_like(weighed)
         for i in tl.static_range(1, K + 1):
             count += (weighed >> i) & 1
-        # Of the group's rows to be weighed, how many come before each request's: those of later requests, which the scan
-        # has read last.
+        # Of the group's rows to be weighed, how many come before each request's: those of later requests, which the
+        # scan has read last.
         before = tl.sum(count) - tl.cumsum(count, 0)
         first_row, column, its_line = _row_of(item // NUM_BLOCKS, first, line, before, weighed, K)
         while column > 0:

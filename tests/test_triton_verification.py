@@ -24,6 +24,7 @@ from tests.without_gpu import counted
 triton = pytest.importorskip("triton")
 summary = pytest.importorskip("drawlot.kernels.triton.summary")
 step_verifier = pytest.importorskip("drawlot.kernels.triton.verification.step_verifier")
+early_starts = pytest.importorskip("tests.early_starts")
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter")
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -157,14 +158,21 @@ def test_rows_to_be_weighed_are_looked_for_everywhere(monkeypatch: pytest.Monkey
         first += n + 1
     drafts = torch.where(torch.arange(K) < torch.tensor(counts).unsqueeze(1), drafts, -1)
     given = logits, rows_of(drafts, counts), drafts, q
-    leftovers = fast._steps._memory.leftovers
+    leftovers, tokens = fast._steps._memory.leftovers, fast._steps._memory.judged.tokens
     leftovers.masses.fill_(-1)
-    expected, got = exact(*given), fast(*given)
+    with early_starts.touched_by_launches() as launches:
+        expected, got = exact(*given), fast(*given)
     assert not different(got, expected).any()
     weighed = leftovers.masses[: len(logits), :5] >= 0
     assert weighed.any(1).sum() >= 8, weighed
     assert (weighed.any(1) == weighed.all(1)).all(), weighed
     assert len(set(got.num_accepted.tolist())) >= 3, got.num_accepted
+    # A step ends after all that draw: somebody has looked at each token that is drawn meanwhile, emitted or not.
+    last = next(launch for launch in launches if launch.kernel == "settle_weighed_kernel")
+    is_open = torch.tensor(counts).repeat_interleave(torch.tensor(counts) + 1) > 0
+    drawn = (is_open & (tokens[: len(logits)] != -2)).nonzero().flatten().tolist()
+    assert len(drawn) == 5
+    assert {tokens[row].data_ptr() for row in drawn} <= last.reads
 
 
 def test_a_row_with_a_broken_law_is_not_sure() -> None:

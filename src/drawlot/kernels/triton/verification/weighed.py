@@ -44,9 +44,7 @@ def weigh_kernel(
     item = _next_item(leftovers, group)
     request, first, line = _requests_of(step, group, num_reqs, REQUESTS)
     while num_done < num_groups:
-        wait_for_group(verdicts.counts, group, num_reqs, K, REQUESTS)
-        num_drafts = tl.load(verdicts.num_drafts + request, mask=request < num_reqs, other=-1)
-        _lowest, weighed = accept_block(judged, first, num_drafts, True, K)
+        _num_drafts, _lowest, weighed = _judge_requests(judged, verdicts, group, request, first, num_reqs, K, REQUESTS)
         count = tl.zeros_like(weighed)
         for i in tl.static_range(1, K + 1):
             count += (weighed >> i) & 1
@@ -85,6 +83,15 @@ def _requests_of(step, group, num_reqs, REQUESTS: tl.constexpr):
     first = tl.load(step.drafts.cu_rows + request, mask=request < num_reqs, other=0)
     state = tl.load(step.drafts.state_rows + request, mask=request < num_reqs, other=0)
     return request, first.to(tl.int32), (state * step.drafts.lines).to(tl.int32)
+
+
+@triton.jit
+def _judge_requests(judged, verdicts, group, request, first, num_reqs, K: tl.constexpr, REQUESTS: tl.constexpr):
+    """Of a group, once its rows have their laws: numbers of drafts, -1 if not open, and what `accept_block` says."""
+    wait_for_group(verdicts.counts, group, num_reqs, K, REQUESTS)
+    num_drafts = tl.load(verdicts.num_drafts + request, mask=request < num_reqs, other=-1)
+    lowest, weighed = accept_block(judged, first, num_drafts, True, K)
+    return num_drafts, lowest, weighed
 
 
 @triton.jit
@@ -199,9 +206,7 @@ def _wait_for_draws(step, judged, verdicts, group, K: tl.constexpr, REQUESTS: tl
     """Wait for the tokens that are drawn while rows are weighed, asked for or not."""
     num_reqs = step.drafts.num_reqs
     request, first, _line = _requests_of(step, group, num_reqs, REQUESTS)
-    wait_for_group(verdicts.counts, group, num_reqs, K, REQUESTS)
-    num_drafts = tl.load(verdicts.num_drafts + request, mask=request < num_reqs, other=-1)
-    lowest, _weighed = accept_block(judged, first, num_drafts, True, K)
+    num_drafts, lowest, _weighed = _judge_requests(judged, verdicts, group, request, first, num_reqs, K, REQUESTS)
     wait_for_values(judged.tokens + first + lowest, num_drafts >= 0, -2)
 
 

@@ -30,7 +30,7 @@ for method, form, V, dtype, wide, params in {}:
     laws = {{"point": (), "dense": (q,), "lse": (q, lse), "sparse": (q,)}}[form]
     verifier(torch.zeros(10, V, dtype=getattr(torch, dtype)), rows, torch.zeros((2, K), dtype=torch.int64), *laws)
 """
-OF_FINISH = ["finish_kernel", "finish_kernel", "whole_rows_kernel"]
+OF_FINISH = ["finish_kernel"] * 3 + ["whole_rows_kernel"]
 
 
 def test_sampling() -> None:

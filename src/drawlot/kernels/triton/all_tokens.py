@@ -1,5 +1,7 @@
 """More top tokens than a list holds: whole rows put in order. Only for who asks for so many, up to the vocabulary."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -50,7 +52,7 @@ def _values(rows: Rows, states: States, n: int, *, raw: bool) -> Tensor:
     """float32 [N, V]: the logits under the bitmask, or the values of stage 2; undefined in skipped rows."""
     values = torch.empty((n, rows.vocab_size), dtype=torch.float32, device=rows.logits.device)
     num_blocks = triton.cdiv(rows.num_tiles, SCAN_TILES)
-    how = {"num_warps": NUM_WARPS, "enable_fp_fusion": False}
+    how: dict[str, Any] = {"num_warps": NUM_WARPS, "enable_fp_fusion": False}
     launch = Launch(values_kernel, lambda n: n * num_blocks, values, num_blocks, RAW=raw, TILES=SCAN_TILES, **how)
     launch(n, pack(rows), pack(states))
     return values

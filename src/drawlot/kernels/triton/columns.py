@@ -18,6 +18,7 @@ from drawlot.kernels.triton.listing import (
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.scan import raw_apart
 from drawlot.kernels.triton.slow_cut import cut_at_count
+from drawlot.kernels.triton.states import scan_scale
 from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
@@ -93,7 +94,7 @@ def columns_kernel(
         maxima = tl.load(tiles.maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
         best_groups = tl.load(tiles.best_groups + at, mask=tile < rows.num_tiles, other=MINUS_INF_ORDER)
         if RAW and tiles.raw_sums is not None:
-            if raw_apart(rows, states, state, row):
+            if raw_apart(rows, scan_scale(states, state), row):
                 maxima = tl.load(tiles.raw_maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
                 # Any group may have the maximum.
                 best_groups = order_of(maxima)

@@ -11,7 +11,7 @@ from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.reduce import sum_of_masses
 from drawlot.kernels.triton.scan import GROUP, GROUPS, group_of, raw_apart
-from drawlot.kernels.triton.states import filters_of, noise_key, temperature_of
+from drawlot.kernels.triton.states import filters_of, noise_key, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import (
     COUNT,
     COUNT_OF_RANKS,
@@ -117,7 +117,7 @@ def finish_kernel(
     # While tokens are being loaded.
     raw_log_mass = row_max
     if tiles.raw_sums is not None:
-        is_apart = raw_apart(rows, states, state, row)
+        is_apart = raw_apart(rows, scan_scale(states, state), row)
         raw_log_mass = _put_raw_mass(tiles, summary, row, at, exists, maxima, sums, row_max, is_apart)
     is_known = is_row
     if RAW:

@@ -1,7 +1,7 @@
 """Launches that do not pass through Triton's binder, which takes longer than everything else a launch costs."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +17,7 @@ from drawlot.kernels.triton.arguments import Lists, Rows, Tiles, Whole
 # Of these, kernels know whether addresses and numbers are multiples of 16: their loads are wide, and a model or a
 # workspace always gives the same. Of all others they know nothing, since it may differ from call to call.
 _KNOWN_MULTIPLES = (Rows, Tiles, Lists, Whole)
+_MOST_PROGRAMS = 2**31 - 1
 
 
 class Packed(NamedTuple):
@@ -77,8 +78,7 @@ class Launch:
         kernel: Any,
         grid: Callable[[int], int],
         *arguments: Any,
-        few_programs: int = 0,
-        maxnreg_of_few: int | None = None,
+        forms: Sequence[tuple[int, dict[str, Any]]] = (),
         **constants: Any,
     ) -> None:
         """Prepare a launch.
@@ -87,16 +87,15 @@ class Launch:
             kernel: Its first two parameters are what `__call__` is given, then come the arguments and the constants.
             grid: How many programs a call for so many rows has.
             arguments: Tuples of tensors and numbers, numbers, None; kept alive.
-            few_programs: Up to so many have more registers: `maxnreg_of_few`. Both forms are compiled at once.
-            maxnreg_of_few: So many that each program has a multiprocessor to itself, which the GPU does not see to.
-            constants: Constexprs, and options of the compiler.
+            forms: Other options for calls of at most so many programs, ascending. All are compiled at once.
+            constants: Constexprs, and options of the compiler; these may be functions of the first parameter.
         """
         self._kernel = kernel
         self._grid = grid
         self._arguments = arguments
-        self._constants = constants
-        self._few_programs = few_programs
-        self._constants_of_few = {**constants, "maxnreg": maxnreg_of_few} if few_programs else constants
+        # No call has more programs than the last form is for.
+        self._forms = [(most, {**constants, **options}) for most, options in forms if most]
+        self._forms.append((_MOST_PROGRAMS, constants))
         self._compiled: dict[Any, _Compiled] = {}
         if isinstance(kernel, JITFunction):
             packed = [pack(argument) for argument in arguments]
@@ -113,14 +112,17 @@ class Launch:
         if not isinstance(self._kernel, JITFunction):
             # Triton's interpreter.
             arguments = map(_unpacked, (first, second, *self._arguments))
-            self._kernel[(programs,)](*arguments, **self._constants)
+            self._kernel[(programs,)](*arguments, **_options(self._forms[-1][1], first.stand_in))
             return
         device = driver.active.get_current_device()
-        few = programs <= self._few_programs
-        key = device, first.kind, second.kind, few
+        most = self._forms[-1][0]
+        for most, _ in self._forms:
+            if programs <= most:
+                break
+        key = device, first.kind, second.kind, most
         compiled = self._compiled.get(key)
         if compiled is None:
-            for size, constants in ((False, self._constants), (True, self._constants_of_few)):
+            for size, constants in self._forms:
                 self._compiled[*key[:3], size] = self._compile(device, constants, first.stand_in, second.stand_in)
             compiled = self._compiled[key]
         stream = driver.active.get_current_stream(device)
@@ -142,18 +144,24 @@ class Launch:
 
     def _start_compiling(self, *first: Any) -> None:
         if isinstance(self._kernel, JITFunction):
-            for constants in (self._constants, self._constants_of_few)[: 2 if self._few_programs else 1]:
-                self._kernel.run(*first, *self._stand_ins, grid=(1,), warmup=True, **constants)
+            for _, constants in self._forms:
+                options = _options(constants, first[0])
+                self._kernel.run(*first, *self._stand_ins, grid=(1,), warmup=True, **options)
 
     def _compile(self, device: int, constants: dict[str, Any], *first: Any) -> _Compiled:
         """By Triton, for stand-ins: neither batch size nor memory makes a difference."""
-        key = self._kernel, device, *first, *self._stand_ins, *constants.items()
+        options = _options(constants, first[0])
+        key = self._kernel, device, *first, *self._stand_ins, *options.items()
         if key not in _compiled:
-            kernel = self._kernel.run(*first, *self._stand_ins, grid=(1,), warmup=True, **constants)
+            kernel = self._kernel.run(*first, *self._stand_ins, grid=(1,), warmup=True, **options)
             # `run` loads the kernel, and only then `function` is there.
             run = kernel.run
             _compiled[key] = _Compiled(run, kernel.function, kernel.packed_metadata)
         return _compiled[key]
+
+
+def _options(constants: dict[str, Any], first: Any) -> dict[str, Any]:
+    return {name: value(first) if callable(value) else value for name, value in constants.items()}
 
 
 def _parts(argument: Any, *, known_multiple: bool) -> tuple[Any, Any]:

@@ -1,5 +1,7 @@
 """Logprobs of drawn or given tokens, and of top tokens."""
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -10,17 +12,18 @@ from drawlot.kernels.triton.arguments import Columns, Drawn, States, Wanted
 from drawlot.kernels.triton.columns import columns_kernel
 from drawlot.kernels.triton.launch import Launch, pack
 from drawlot.kernels.triton.scan import scan_kernel
+from drawlot.kernels.triton.state_table import scales_of
 from drawlot.kernels.triton.workspace import (
     BLOCK,
     GATHER,
     NUM_WARPS,
     ROOM,
     SCAN_TILES,
-    SCAN_WARPS,
     Workspace,
     columns_of,
     overlaps,
     rows_of,
+    scan_warps,
     wanted_of,
 )
 
@@ -59,13 +62,12 @@ def logprobs_of(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> tu
         work = Workspace.of(n, rows.num_tiles, device, raw=False)
         # All rows read the one state, a greedy request's: summed at T = 1.
         zeros = torch.zeros(n, dtype=torch.int64, device=device)
-        states = States(
-            torch.zeros((3, 1), dtype=torch.float64, device=device), zeros.new_zeros((3, 1)), 1, zeros, zeros, None
-        )
+        floats, ints = torch.zeros((3, 1), dtype=torch.float64, device=device), zeros.new_zeros((3, 1))
+        states = States(floats, ints, scales_of(floats, ints), 1, zeros, zeros, None)
         packed = pack(rows), pack(states)
         num_blocks = triton.cdiv(rows.num_tiles, SCAN_TILES)
         shape = {"NUM_BLOCKS": num_blocks, "TILES": SCAN_TILES, "OVERLAP": overlaps(device)}
-        how = {"num_warps": SCAN_WARPS, "enable_fp_fusion": False}
+        how: dict[str, Any] = {"num_warps": scan_warps, "enable_fp_fusion": False}
         Launch(scan_kernel, lambda n: n * num_blocks, work.tiles, None, **shape, **how)(n, *packed)
         maxima = work.tiles.maxima[:, : rows.num_tiles].double()
         maximum = maxima.amax(1)

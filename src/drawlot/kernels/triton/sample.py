@@ -1,5 +1,7 @@
 """Launches: the scan, the finish of each row, whole reads for rows that need them, then more logprobs than one."""
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -11,15 +13,16 @@ from drawlot.kernels.triton.finish import finish_kernel
 from drawlot.kernels.triton.launch import Launch, pack
 from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.scan import scan_kernel
+from drawlot.kernels.triton.state_table import scales_of
 from drawlot.kernels.triton.whole_rows import whole_rows_kernel
 from drawlot.kernels.triton.workspace import (
     BLOCK,
     FEW_REGISTERS,
     FINISH_REGISTERS,
+    MANY_WARPS,
     NUM_WARPS,
     ROOM,
     SCAN_TILES,
-    SCAN_WARPS,
     WHOLE_TILES,
     Workspace,
     columns_of,
@@ -28,6 +31,7 @@ from drawlot.kernels.triton.workspace import (
     overlaps,
     programs_together,
     rows_of,
+    scan_warps,
     wanted_of,
 )
 
@@ -82,8 +86,9 @@ def launches_of_draw(
     only_column = columns if columns is not None and columns.count == 1 else None
     logits = mode.endswith("logits")
     # Noise has the bits of `rng` only without fused multiply-add.
-    how = {"OVERLAP": overlaps(drawn.status.device), "enable_fp_fusion": False}
-    follow = {"num_warps": NUM_WARPS, "launch_pdl": how["OVERLAP"]}
+    how: dict[str, Any] = {"OVERLAP": overlaps(drawn.status.device), "enable_fp_fusion": False}
+    follow = {**how, "launch_pdl": how["OVERLAP"]}
+    processors = num_multiprocessors(drawn.status.device)
     return [
         Launch(
             scan_kernel,
@@ -92,7 +97,7 @@ def launches_of_draw(
             wanted,
             NUM_BLOCKS=num_blocks,
             TILES=SCAN_TILES,
-            num_warps=SCAN_WARPS,
+            num_warps=scan_warps,
             **how,
         ),
         Launch(
@@ -112,9 +117,12 @@ def launches_of_draw(
             ROOM=ROOM,
             BLOCK=BLOCK,
             maxnreg=FINISH_REGISTERS,
-            few_programs=num_multiprocessors(drawn.status.device),
-            maxnreg_of_few=FEW_REGISTERS,
-            **how,
+            # Rows that find a place at once have more warps.
+            num_warps=MANY_WARPS,
+            forms=(
+                (processors, {"num_warps": NUM_WARPS, "maxnreg": FEW_REGISTERS}),
+                (2 * processors, {"num_warps": NUM_WARPS}),
+            ),
             **follow,
         ),
         Launch(
@@ -135,7 +143,7 @@ def launches_of_draw(
             TILES=whole_tiles,
             ROOM=long_room(num_tiles),
             maxnreg=128,
-            **how,
+            num_warps=NUM_WARPS,
             **follow,
         ),
     ]
@@ -148,4 +156,5 @@ def _states(params: RowParams, vocab_size: int) -> States:
     top_k = params.top_k.masked_fill(params.top_k >= vocab_size, 0)
     ints = torch.stack((top_k, params.seed, params.choice))
     index = torch.arange(n, device=floats.device)
-    return States(floats, ints, n, index, params.position.contiguous(), params.row.contiguous())
+    positions, step_rows = params.position.contiguous(), params.row.contiguous()
+    return States(floats, ints, scales_of(floats, ints), n, index, positions, step_rows)

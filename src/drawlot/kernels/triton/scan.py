@@ -109,19 +109,21 @@ def scan_block(
     """Item: a block of TILES tiles of one row. undecided: how many have to count themselves decided."""
     row = (item // NUM_BLOCKS).to(tl.int64)
     tile = (item % NUM_BLOCKS) * TILES + tl.arange(0, TILES)
-    ids = slices_of(rows, tile)
+    ids = slices_of(tile)
     let_next_start(OVERLAP)
-    # Before the parameters, so that the program waits once. Skipped rows have logits too.
+    # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
+    state = tl.load(states.index + row)
     logits = load_all_logits(rows, row, ids, (tile < rows.num_tiles)[:, None, None])
+    # Before any branch, lest the compiler load it where it is used.
+    scale, is_apart = scan_scale(states, tl.maximum(state, 0)), state < 0
+    if tiles.raw_sums is not None:
+        is_apart = tl.load(wanted.wanted + tl.maximum(state, 0)) != 0
     if item == 0:
         place = tl.arange(0, 4)
         tl.store(tiles.control + place, tl.where(place == UNDECIDED, -undecided, 0))
-    state = tl.load(states.index + row)
     if state >= 0:
-        # Early: a load at the end of a program is waited for by itself.
-        scale, is_apart = scan_scale(states, state), state < 0
         if tiles.raw_sums is not None:
-            is_apart = raw_apart(rows, states, state, row) & (tl.load(wanted.wanted + state) != 0)
+            is_apart = is_apart & raw_apart(rows, scale, row)
         if rows.edits is None:
             _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, True)
         elif slot_of(rows, row) < 0:
@@ -151,18 +153,32 @@ def _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, EDITED: tl.
         # A mask hides a NaN from the sum, but not from the status of its row.
         bad = tile_maxima(((logits != logits) | (logits == float("inf"))).to(tl.int32))
         sums = tl.where(bad != 0, float("nan"), sums)
-    at = row * tiles.stride + tile
-    tl.store(tiles.maxima + at, maxima, mask=tile < rows.num_tiles)
-    tl.store(tiles.sums + at, sums, mask=tile < rows.num_tiles)
-    tl.store(tiles.best_groups + at, best_groups, mask=tile < rows.num_tiles)
+    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
+    _put(tiles.maxima, at, maxima, exists, x)
+    _put(tiles.sums, at, sums, exists, x)
+    _put(tiles.best_groups, at, best_groups, exists, x)
     if tiles.raw_sums is not None:
         if is_apart:
             raw_maxima, _ = best_group(raw)
-            tl.store(tiles.raw_maxima + at, raw_maxima, mask=tile < rows.num_tiles)
-            tl.store(tiles.raw_sums + at, tile_sums(raw, raw_maxima, 1.0), mask=tile < rows.num_tiles)
+            _put(tiles.raw_maxima, at, raw_maxima, exists, x)
+            _put(tiles.raw_sums, at, tile_sums(raw, raw_maxima, 1.0), exists, x)
 
 
 @triton.jit
-def raw_apart(rows, states, state, row):
-    """Whether raw logprobs need sums of their own, the row's being tempered or edited."""
-    return (scan_scale(states, state) != 1.0) | is_edited(rows, row)
+def _put(base, at, of_tile, mask, x):
+    """Stores a number of each tile, from the threads that have it: as a block of M they would exchange it first."""
+    if len(x.shape) == 3:
+        slice, lane = tl.arange(0, x.shape[1])[None, :, None], tl.arange(0, x.shape[2])[None, None, :]
+        # Places as if threads stored four numbers each, for which they are left the tokens they have. One is stored.
+        place = tl.max_contiguous(tl.multiple_of(of_each(at, x) + slice + lane, [1, 1, 4]), [1, 1, 4])
+        first = (slice == 0) & (lane == 0)
+    else:
+        lane = tl.arange(0, x.shape[1])[None, :]
+        place, first = of_each(at, x) + lane, lane == 0
+    tl.store(base + place, of_each(of_tile, x), mask=of_each(mask, x) & first)
+
+
+@triton.jit
+def raw_apart(rows, scale, row):
+    """Whether raw logprobs need sums of their own, the row's being tempered or edited; scale: of the scan."""
+    return (scale != 1.0) | is_edited(rows, row)

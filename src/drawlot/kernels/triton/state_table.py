@@ -5,14 +5,20 @@ import torch
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
+from torch import Tensor
 
 from drawlot.kernels.requests import Request
 from drawlot.kernels.triton.launch import Launch, pack
+from drawlot.kernels.triton.states import bits_of_scan_scale
 from drawlot.kernels.triton.tensors import refuse_capture
 
 # Fields of a request, one row of the table each: temperature, top_p, min_p (the bits of float64), top_k, seed, choice,
-# whether it wants logprobs, how many top tokens, its slot among requests with edits (-1: none).
+# whether it wants logprobs, how many top tokens, its slot among requests with edits (-1: none). One more row follows
+# from others: what the scan sums at.
 FIRST_INT, WANTED, NUM_TOP, SLOT, NUM_FIELDS = 3, 6, 7, 8, 9
+SCALE = NUM_FIELDS
+_BITS_OF_ONE = 0x3F800000
+_TOP_K = tl.constexpr(FIRST_INT)
 _BLOCK = 128
 
 
@@ -20,8 +26,9 @@ class StateTable:
     """One column a request. The host stages writes; one copy and one kernel bring them to the device."""
 
     def __init__(self, max_num_reqs: int, device: torch.device) -> None:
-        self.table = torch.zeros((NUM_FIELDS, max_num_reqs), dtype=torch.int64, device=device)
+        self.table = torch.zeros((NUM_FIELDS + 1, max_num_reqs), dtype=torch.int64, device=device)
         self.table[SLOT] = -1
+        self.table[SCALE] = _BITS_OF_ONE
         # First their count; then lines of a state and its fields.
         self._arrived = torch.zeros((max_num_reqs + 1, 1 + NUM_FIELDS), dtype=torch.int64, device=device)
         self._packed = pack(self._arrived), pack(self.table)
@@ -79,3 +86,25 @@ def write_kernel(staging, table, num_states, NUM_FIELDS: tl.constexpr, BLOCK: tl
     state = tl.load(line, mask=mask, other=0)
     for field in tl.static_range(NUM_FIELDS):
         tl.store(table + field * num_states + state, tl.load(line + 1 + field, mask=mask, other=0), mask=mask)
+    temperature = tl.load(line + 1, mask=mask, other=0).to(tl.float64, bitcast=True)
+    top_k = tl.load(line + 1 + _TOP_K, mask=mask, other=0)
+    scales = table + NUM_FIELDS * num_states
+    tl.store(scales + state, bits_of_scan_scale(temperature, top_k), mask=mask)
+
+
+def scales_of(floats: Tensor, ints: Tensor) -> Tensor:
+    """`States.scales` for tables that no `StateTable` writes."""
+    count = floats.shape[1]
+    scales = ints.new_empty(count)
+    launch = Launch(scales_kernel, lambda n: triton.cdiv(n, _BLOCK), scales, count, BLOCK=_BLOCK)
+    launch(count, pack(floats), pack(ints))
+    return scales
+
+
+@triton.jit
+def scales_kernel(floats, ints, scales, count, BLOCK: tl.constexpr):
+    """Program: BLOCK requests."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    temperature = tl.load(floats + at, mask=at < count, other=0.0)
+    top_k = tl.load(ints + at, mask=at < count, other=0)
+    tl.store(scales + at, bits_of_scan_scale(temperature, top_k), mask=at < count)

@@ -9,7 +9,11 @@ _SMALLEST_TEMPERATURE = tl.constexpr(2.0**-126)
 @triton.jit
 def temperature_of(states, state):
     """float64, 0 = greedy; small ones as `inputs.SMALLEST_TEMPERATURE`."""
-    temperature = tl.load(states.floats + state)
+    return _bounded(tl.load(states.floats + state))
+
+
+@triton.jit
+def _bounded(temperature):
     return tl.where(temperature == 0, temperature, tl.maximum(temperature, _SMALLEST_TEMPERATURE))
 
 
@@ -24,14 +28,19 @@ def filters_of(states, state):
 
 @triton.jit
 def scan_scale(states, state):
-    """float32: the scan sums at this scale what the row will read: 1 / T for tile races and top-p, else 1.
+    """float32: the scan sums at this scale what the row will read."""
+    return tl.load(states.scales + state).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def bits_of_scan_scale(temperature, top_k):
+    """int64, of requests: bits of 1 / T for tile races and top-p, else of 1.
 
     Greedy rows and rows with top_k need masses of whole rows at T as bounds at most, so that their pass serves raw
     logprobs.
     """
-    temperature = temperature_of(states, state)
-    top_k, _, _ = filters_of(states, state)
-    return tl.where((temperature == 0) | (top_k > 0), 1.0, scale_of(temperature))
+    scale = tl.where((temperature == 0) | (top_k > 0), 1.0, scale_of(_bounded(temperature)))
+    return scale.to(tl.int32, bitcast=True).to(tl.int64)
 
 
 @triton.jit

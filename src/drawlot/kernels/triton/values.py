@@ -41,15 +41,14 @@ def ids_of(tiles):
 
 
 @triton.jit
-def slices_of(rows, tiles):
-    """int32 [M, S, 128 / S]: the ids of tiles [M] in slices of 128 bytes of logits.
+def slices_of(tiles):
+    """int32 [M, 4, 32]: the ids of tiles [M] in slices.
 
-    Eight lanes read a slice, and a thread has a part of each slice of its tile: what a warp reduces, it reduces for
-    four tiles at once. M: at least four times the number of warps.
+    Eight lanes read a slice of float32, four one of half that width, and a thread has a part of each slice of its tile:
+    what a warp reduces, it reduces for four tiles at once, or eight. M: at least so many times the number of warps.
     """
-    S: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth // 8
-    LANES: tl.constexpr = TILE // S
-    return (tiles * TILE)[:, None, None] + (tl.arange(0, S) * LANES)[None, :, None] + tl.arange(0, LANES)[None, None, :]
+    slice, lane = tl.arange(0, 4) * 32, tl.arange(0, 32)
+    return (tiles * TILE)[:, None, None] + slice[None, :, None] + lane[None, None, :]
 
 
 @triton.jit

@@ -148,9 +148,9 @@ def _keys_of_kept(rows, row, tile, mask, WIDE: tl.constexpr):
 def kept_tiles(rows, row, tile, mask, cut_value, cut_id, scale):
     """Maxima of tiles [M], and sums of what a cut keeps of them, laid out as in the scan."""
     if rows.edits is None:
-        maxima, sums = _kept_of(rows, row, slices_of(rows, tile), mask, cut_value, cut_id, scale)
+        maxima, sums = _kept_of(rows, row, slices_of(tile), mask, cut_value, cut_id, scale)
     elif slot_of(rows, row) < 0:
-        maxima, sums = _kept_of(rows, row, slices_of(rows, tile), mask, cut_value, cut_id, scale)
+        maxima, sums = _kept_of(rows, row, slices_of(tile), mask, cut_value, cut_id, scale)
     else:
         maxima, sums = _kept_of(rows, row, ids_of(tile), mask, cut_value, cut_id, scale)
     return maxima, sums

@@ -11,8 +11,8 @@ from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted
 from drawlot.kernels.triton.arguments import Columns, Lists, Overlay, RowEdits, Rows, Summary, Tiles, Wanted, Whole
 from drawlot.kernels.triton.edits import overlay_of
 
-SCAN_TILES, SCAN_WARPS = 16, 4
-"""Tiles that a program of the scan reads, and its warps"""
+SCAN_TILES = 16
+"""Tiles that a program of the scan reads"""
 ROOM = 128
 """Tokens of a short list"""
 BLOCK = 512
@@ -25,7 +25,13 @@ WHOLE_TILES = 64
 """Tiles that a program reads at a time where it reads a whole row"""
 LONG_ROOM = 8192
 """Tokens of a long list, at most"""
-NUM_WARPS = 8
+NUM_WARPS, MANY_WARPS = 8, 4
+"""Of a program, and of one that finishes a row where there are more than run at once"""
+
+
+def scan_warps(rows: Rows) -> int:
+    """Of a program of the scan: so many that each thread loads four times 16 bytes."""
+    return rows.logits.dtype.itemsize
 
 
 @cache

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.scan import LOG2_E, raw_apart
+from drawlot.kernels.triton.states import scan_scale
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE
 from drawlot.kernels.triton.verification.judge import law_of
 from drawlot.outputs import RowStatus
@@ -37,7 +38,7 @@ def put_law_of_tiles(summary, row, maxima, sums, scale):
 @triton.jit
 def put_raw_law(rows, states, tiles, summary, state, row, at, exists, maxima, sums):
     """Stores maximum and mass of the raw logits, a refused draft among them."""
-    if raw_apart(rows, states, state, row):
+    if raw_apart(rows, scan_scale(states, state), row):
         maxima = tl.load(tiles.raw_maxima + at, mask=exists, other=MINUS_INF)
         sums = tl.load(tiles.raw_sums + at, mask=exists, other=0.0)
     row_max, mass = _maximum_and_mass(maxima, sums, 1.0)

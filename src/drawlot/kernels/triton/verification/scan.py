@@ -74,7 +74,7 @@ def _put_sums(
             tile = block * TILES + tl.arange(0, TILES)
             q = step.drafts.q
             exists = (tile < q.num_tiles)[:, None, None]
-            x = load_all_logits(q, state * step.drafts.lines + column, slices_of(q, tile), exists)
+            x = load_all_logits(q, state * step.drafts.lines + column, slices_of(tile), exists)
             # Tiles of a part lie in one warp: no barrier.
             maxima = tile_maxima(x)
             sums = tile_sums(x, maxima, 1.0).reshape(PARTS, TILES // PARTS)

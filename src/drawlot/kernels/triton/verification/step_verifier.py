@@ -36,9 +36,9 @@ from drawlot.kernels.triton.workspace import (
     FINISH_REGISTERS,
     ROOM,
     SCAN_TILES,
-    SCAN_WARPS,
     num_multiprocessors,
     overlaps,
+    scan_warps,
     tile_block,
 )
 from drawlot.outputs import LogitsRows, SparseDraftLogits
@@ -51,6 +51,8 @@ GROUP = 32
 """Requests whose rows are waited for together, and among which those to be weighed are looked for at a time"""
 LAW_WARPS, WEIGH_WARPS, SETTLE_WARPS = 8, 4, 8
 """Warps of a program that finds a law or draws, of one that weighs, and of one that looks what has been weighed"""
+SUM_PARTS = 4
+"""Into which the scan sums a block of q: the tiles of a part lie in one warp"""
 DRAW_TILES = 8
 """Tiles that a draw of what q leaves reads at a time"""
 
@@ -92,9 +94,9 @@ class _Memory(NamedTuple):
                 empty(double, num_rows),
                 empty(single, num_rows),
                 empty(single, num_rows),
-                empty(single, num_rows, blocks * SCAN_WARPS),
-                empty(single, num_rows, blocks * SCAN_WARPS),
-                blocks * SCAN_WARPS,
+                empty(single, num_rows, blocks * SUM_PARTS),
+                empty(single, num_rows, blocks * SUM_PARTS),
+                blocks * SUM_PARTS,
                 empty(single, num_rows),
                 empty(single, num_rows),
                 empty(single, num_rows),
@@ -333,7 +335,7 @@ class StepVerifier:
         )
         overlap = overlaps(device)
         # Noise has the bits of `rng` only without fused multiply-add.
-        how = {"OVERLAP": overlap, "enable_fp_fusion": False}
+        how: dict[str, Any] = {"OVERLAP": overlap, "enable_fp_fusion": False}
         follow = {**how, "launch_pdl": overlap}
         methods = self._methods
         shape = {"K": self._num_drafts, "COLUMNS": self._columns}
@@ -350,8 +352,8 @@ class StepVerifier:
             **shape,
             SPARSE=sparse,
             TILES=SCAN_TILES,
-            PARTS=SCAN_WARPS,
-            num_warps=SCAN_WARPS,
+            PARTS=SUM_PARTS,
+            num_warps=scan_warps,
             **how,
         )
 
@@ -377,8 +379,7 @@ class StepVerifier:
                 LEFT=left,
                 num_warps=LAW_WARPS,
                 maxnreg=FINISH_REGISTERS if cuts else REGISTERS,
-                few_programs=num_multiprocessors(device),
-                maxnreg_of_few=FEW_REGISTERS,
+                forms=((num_multiprocessors(device), {"maxnreg": FEW_REGISTERS}),),
                 WIDE=wide,
                 T=work.tile_block,
                 ROOM=ROOM,

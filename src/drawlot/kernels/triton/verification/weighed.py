@@ -54,7 +54,7 @@ def weigh_kernel(
         first_row, column, its_line = _row_of(item // NUM_BLOCKS, first, line, before, weighed, K)
         while column > 0:
             row, tile = first_row.to(tl.int64) + column, item % NUM_BLOCKS * TILES + tl.arange(0, TILES)
-            ids = slices_of(rows, tile)
+            ids = slices_of(tile)
             exists = ids < rows.vocab_size
             x = load_values(rows, row, ids, exists)
             law = law_of_row(judged, row, its_line.to(tl.int64), tl.full([], 1.0, tl.float32))

@@ -30,9 +30,9 @@ OF_READING = [
     KernelMutant("one past the room", listing._put, "(at < ROOM)", "(at <= ROOM)", _NO_ROOM + _BOTH),
     KernelMutant(
         "one past the short list's room",
-        listing.list_tokens,
-        "(first + taken < ROOM)",
-        "(first + taken <= ROOM)",
+        listing._put_best,
+        "(at < ROOM)",
+        "(at <= ROOM)",
         _BOTH,
     ),
 ]

@@ -134,6 +134,8 @@ class Lists(NamedTuple):
     """int32 [N, room]"""
     masses: Tensor
     """int64 [N, room]: exp(z) 2^40 of each, in the order of their values"""
+    numbers: Tensor
+    """int32 [N, 2]: how many groups and tiles, how many tokens; see `listing.load_numbers` and `listing.list_tokens`"""
     width: int
     """T"""
     room: int

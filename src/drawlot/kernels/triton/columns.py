@@ -11,6 +11,7 @@ from drawlot.kernels.triton.listing import (
     list_tokens,
     load_groups,
     load_list,
+    load_numbers,
     select_groups,
     select_tiles,
     survey,
@@ -141,7 +142,7 @@ def _put_top(
     line, _ = line_of(orders, has_token, found, num_top)
     cut_id = tl.where(line > cut_order, LAST_ID, cut_id)
     cut_order = tl.maximum(line, cut_order)
-    listed = _list_from(rows, row, lists, orders, best_groups, cut_order, cut_id, RAW, ROOM, BLOCK)
+    listed, value, token = _list_from(rows, row, lists, orders, best_groups, cut_order, cut_id, RAW, ROOM, BLOCK)
     if listed > ROOM:
         # Too many reach the line: the exact cut, which leaves num_top of them.
         cut_order64, cut_id = cut_at_count(
@@ -149,9 +150,7 @@ def _put_top(
         )
         cut_order = cut_order64.to(tl.int32)
         tl.debug_barrier()
-        listed = _list_from(rows, row, lists, orders, best_groups, cut_order, cut_id, RAW, ROOM, BLOCK)
-    tl.debug_barrier()
-    value, token = load_list(lists, row, tl.arange(0, ROOM))
+        listed, value, token = _list_from(rows, row, lists, orders, best_groups, cut_order, cut_id, RAW, ROOM, BLOCK)
     rank = tl.zeros([ROOM], tl.int32)
     start = 0
     while start < listed:
@@ -177,10 +176,11 @@ def _list_from(
     ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Lists the tokens that are not after a cut; returns how many there are, if they fit."""
+    """Lists the tokens that are not after a cut; returns what `list_tokens` does."""
     clear_list(lists, row, ROOM)
-    num_alone, num_crowded = select_groups(lists, row, orders, best_groups, cut_order, cut_id)
+    select_groups(lists, row, orders, best_groups, cut_order, cut_id)
     tl.debug_barrier()
+    num_alone, num_crowded = load_numbers(lists, row)
     group, x = load_groups(rows, None, row, lists, 0, num_alone, num_crowded, RAW, ROOM, BLOCK)
     return list_tokens(rows, None, row, lists, num_alone, num_crowded, group, x, cut_order, cut_id, RAW, ROOM, BLOCK)
 

@@ -8,14 +8,14 @@ from drawlot.kernels.triton.listing import (
     line_of,
     list_tokens,
     load_groups,
-    load_list,
+    load_numbers,
     ranks_of_list,
     select_groups,
     survey,
 )
 from drawlot.kernels.triton.noise import gumbel
 from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, z_of
-from drawlot.kernels.triton.reduce import FIXED_POINT, of_fixed, sum_by_tile, sum_two, winner_of
+from drawlot.kernels.triton.reduce import FIXED_POINT, element_of, of_fixed, sum_by_tile, total_of, winner_of
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import LISTED, put
@@ -43,7 +43,7 @@ def begin_list(
     """Draws a line that all tokens reach which the row may keep, and begins to load what may reach it.
 
     refused: as for `load_groups`; maxima, best_groups: [T], of the row's tiles; found: what `survey` says of them;
-    filters: of `filters_of`. Returns the line, an order (-LAST_ID: the row has no token below), what `select_groups`
+    filters: of `filters_of`. Returns the line, an order (-LAST_ID: the row has no token below), what `load_numbers`
     returns, and what `load_groups` returns of the first.
     """
     top_k, top_p, min_p = filters
@@ -61,8 +61,9 @@ def begin_list(
         line, _ = line_of(token_orders, has_value, survey(x, x != x), need)
     else:
         line, _ = line_of(orders, has_token, found, need)
-    num_alone, num_crowded = select_groups(lists, row, orders, best_groups, line, LAST_ID)
+    select_groups(lists, row, orders, best_groups, line, LAST_ID)
     tl.debug_barrier()
+    num_alone, num_crowded = load_numbers(lists, row)
     group, x = load_groups(rows, refused, row, lists, 0, num_alone, num_crowded, False, ROOM, BLOCK)
     return line, num_alone, num_crowded, group, x
 
@@ -132,10 +133,7 @@ def list_row(rows, refused, lists, row, begun, ROOM: tl.constexpr, BLOCK: tl.con
     refused: as for `load_groups`; begun: what `begin_list` returns.
     """
     line, num_alone, num_crowded, group, x = begun
-    listed = list_tokens(rows, refused, row, lists, num_alone, num_crowded, group, x, line, LAST_ID, False, ROOM, BLOCK)
-    tl.debug_barrier()
-    value, token = load_list(lists, row, tl.arange(0, ROOM))
-    return listed, value, token
+    return list_tokens(rows, refused, row, lists, num_alone, num_crowded, group, x, line, LAST_ID, False, ROOM, BLOCK)
 
 
 @triton.jit
@@ -183,9 +181,13 @@ def cut_list(
         num_kept = tl.maximum(tl.minimum(num_kept, above), 1)
     # As integers, whose sums know no order.
     whole = (mass * FIXED_POINT).to(tl.int64)
-    total = tl.sum(tl.where(rank < num_kept, whole, 0))
+    total = num_kept.to(tl.int64)
     if top_p < 1:
         tl.store(lists.masses + row * lists.room + rank, whole)
+        tl.debug_barrier()
+        in_order = tl.load(lists.masses + row * lists.room + slot)
+        up_to = tl.cumsum(in_order, 0)
+        total = element_of(up_to, tl.maximum(num_kept, 1) - 1)
         limit = top_p * total.to(tl.float64)
         if not done:
             # Without a limit the mass that top_p counts is the row's, unless min_p cuts it below the list's end.
@@ -193,11 +195,12 @@ def cut_list(
             row_mass = tl.sum(sums * tl.exp(shift * scale_of(temperature))).to(tl.float64) * FIXED_POINT
             done = (min_p == 0) & (total >= top_p * row_mass)
             limit = top_p * row_mass
-        tl.debug_barrier()
-        in_order = tl.load(lists.masses + row * lists.room + slot)
-        before = tl.cumsum(in_order, 0) - in_order
+        before = up_to - in_order
         within = ((before.to(tl.float64) < limit) | (slot == 0)) & (slot < num_kept)
-        num_kept, total = sum_two(within.to(tl.int32), tl.where(within, in_order, 0))
+        num_kept = total_of(within.to(tl.int32))
+        total = element_of(up_to, tl.maximum(num_kept, 1) - 1)
+    else:
+        total = tl.sum(tl.where(rank < num_kept, whole, 0))
     return done & has_room, rank, num_kept, total
 
 

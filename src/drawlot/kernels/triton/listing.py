@@ -119,7 +119,7 @@ def clear_list(lists, row, ROOM: tl.constexpr):
 
 @triton.jit
 def select_groups(lists, row, orders, best_groups, cut_order, cut_id):
-    """Lists the groups of four that may have tokens which are not after (cut_order, cut_id), and returns their numbers.
+    """Lists the groups of four that may have tokens which are not after (cut_order, cut_id), and their numbers.
 
     orders, best_groups: [T], of tile maxima and as in `Tiles`. Tiles of which one group does are listed by this group,
     from the front; the others by themselves, from the back: so the numbers are two. A barrier must follow.
@@ -130,14 +130,22 @@ def select_groups(lists, row, orders, best_groups, cut_order, cut_id):
     crowded = (others_of(best_groups) >= line) & ((orders > line) | (tile * TILE <= cut_id))
     alone = (others_of(best_groups) < line) & ((orders > line) | ((orders == line) & (best * GROUP <= cut_id)))
     flags = tl.where(alone, 1, tl.where(crowded, _SECOND, 0))
-    before = tl.cumsum(flags, 0) - flags
+    up_to = tl.cumsum(flags, 0)
+    before = up_to - flags
     at = tl.where(alone, before & 0xFFFF, lists.width - 1 - (before >> _COUNT_BITS))
     tl.store(
         lists.tile_ids + row * lists.width + at,
         tl.where(alone, best, tile),
         mask=alone | crowded,
     )
-    number = total_of(flags)
+    # Who needs it waits for the list as well: quicker than a sum.
+    tl.store(lists.numbers + 2 * row + tile * 0, up_to, mask=tile == orders.shape[0] - 1)
+
+
+@triton.jit
+def load_numbers(lists, row):
+    """How many groups, and how many tiles `select_groups` has listed."""
+    number = tl.load(lists.numbers + 2 * row)
     return number & 0xFFFF, number >> _COUNT_BITS
 
 
@@ -163,8 +171,10 @@ def load_groups(
     is_alone, crowded = slot < ROOM, (slot - ROOM) // GROUPS
     exists = tl.where(is_alone, slot < num_alone, crowded < num_crowded)
     at = tl.where(is_alone, slot, lists.width - 1 - crowded)
-    group = tl.load(lists.tile_ids + row * lists.width + at, mask=exists, other=0)
-    group = tl.where(is_alone, group, group * GROUPS + slot % GROUPS)
+    # All that there is room for, since the numbers may still be on their way.
+    has_room = tl.where(is_alone, slot, crowded) < lists.width
+    group = tl.load(lists.tile_ids + row * lists.width + at, mask=has_room, other=0)
+    group = tl.where(exists, tl.where(is_alone, group, group * GROUPS + slot % GROUPS), 0)
     ids, mask = _ids_of_groups(group), exists[:, None]
     if RAW:
         x = load_raw(rows, row, ids, mask)
@@ -196,16 +206,18 @@ def list_tokens(
 ):
     """Lists the tokens of the selected groups that are not after (cut_order, cut_id).
 
-    num_alone, num_crowded: of `select_groups`; group, x: what `load_groups` returns of the first ones.
+    num_alone, num_crowded: of `load_numbers`; group, x: what `load_groups` returns of the first ones.
 
-    Returns how many tokens there are, counting on to the block where the room ends. A barrier must follow before the
-    list is read.
+    Returns how many tokens there are, counting on to the block where the room ends, and what `load_list` returns of
+    all slots: if there are more than these, anything.
     """
     # Every finite value reaches the lowest one.
     cut_value = value_of(tl.maximum(cut_order, MINUS_INF_ORDER + 1))
     num_slots = ROOM + num_crowded * GROUPS
     # More groups than room have more tokens.
     listed = tl.where(num_alone > ROOM, num_alone, 0)
+    slot = tl.arange(0, ROOM)
+    value, token = tl.full([ROOM], float("-inf"), tl.float32), tl.full([ROOM], LAST_ID, tl.int32)
     start = 0
     while (start < num_slots) & (listed <= ROOM):
         ids, own = _ids_of_groups(group), x
@@ -220,20 +232,34 @@ def list_tokens(
         # Of four neighbours seldom more than one is kept.
         number = tl.sum(kept.to(tl.int32), 1)
         flags = number + tl.where(number > 1, _SECOND, 0)
-        before = tl.cumsum(flags, 0) - flags
-        first = listed + (before & 0xFFFF)
-        total = total_of(flags)
-        taken, most = 0, tl.where(total >= _SECOND, 4, 1)
-        while taken < most:
-            value = tl.max(own, 1)
-            token = tl.min(tl.where(own == value[:, None], ids, LAST_ID), 1)
-            fits = (number > taken) & (first + taken < ROOM)
-            tl.store(lists.token_values + row * lists.room + first + taken, value, mask=fits)
-            tl.store(lists.token_ids + row * lists.room + first + taken, token, mask=fits)
-            own = tl.where(ids == token[:, None], MINUS_INF, own)
-            taken += 1
+        up_to = tl.cumsum(flags, 0)
+        first = listed + ((up_to - flags) & 0xFFFF)
+        own = _put_best(lists, row, own, ids, number > 0, first, ROOM)
+        place = tl.arange(0, BLOCK)
+        tl.store(lists.numbers + 2 * row + 1 + place * 0, up_to, mask=place == BLOCK - 1)
+        tl.debug_barrier()
+        value, token = load_list(lists, row, slot)
+        total = tl.load(lists.numbers + 2 * row + 1)
+        if total >= _SECOND:
+            taken = 1
+            while taken < 4:
+                own = _put_best(lists, row, own, ids, number > taken, first + taken, ROOM)
+                taken += 1
+            tl.debug_barrier()
+            value, token = load_list(lists, row, slot)
         listed += total & 0xFFFF
-    return listed
+    return listed, value, token
+
+
+@triton.jit
+def _put_best(lists, row, x, ids, has_token, at, ROOM: tl.constexpr):
+    """Lists the best token of each group [M, 4] at these places [M], and returns the groups without it."""
+    value = tl.max(x, 1)
+    token = tl.min(tl.where(x == value[:, None], ids, LAST_ID), 1)
+    fits = has_token & (at < ROOM)
+    tl.store(lists.token_values + row * lists.room + at, value, mask=fits)
+    tl.store(lists.token_ids + row * lists.room + at, token, mask=fits)
+    return tl.where(ids == token[:, None], MINUS_INF, x)
 
 
 @triton.jit
@@ -285,11 +311,13 @@ def ranks_of_list(lists, row, listed, value, token, slot, ROOM: tl.constexpr):
     them in order.
     """
     rank = tl.zeros([2, ROOM], tl.int32)
+    next_value, next_token = load_list(lists, row, tl.arange(0, _CHUNK))
     start = 0
     while start < listed:
-        other = start + tl.arange(0, _CHUNK)
-        other_value, other_token = load_list(lists, row, other)
+        other_value, other_token = next_value, next_token
+        start += _CHUNK
+        # While these are compared.
+        next_value, next_token = load_list(lists, row, tl.minimum(start, ROOM - _CHUNK) + tl.arange(0, _CHUNK))
         earlier = comes_before(other_value[:, None], other_token[:, None], value[None, :], token[None, :])
         rank += tl.sum(earlier.to(tl.int32).reshape(_CHUNK // 2, 2, ROOM), 0)
-        start += _CHUNK
     return tl.where(slot < listed, tl.sum(rank, 0), slot)

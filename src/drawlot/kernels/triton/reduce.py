@@ -88,6 +88,12 @@ def total_of(count):
 
 
 @triton.jit
+def element_of(x, index):
+    """A number of a block, which one exchange tells all threads; a sum of one element takes two."""
+    return tl.max(tl.gather(x, tl.zeros([1], tl.int32) + index, 0))
+
+
+@triton.jit
 def sum_of(x):
     """Sum of a block."""
     return tl.sum(_folded(x))

@@ -99,6 +99,7 @@ class Workspace(NamedTuple):
                 empty(single, n, ROOM),
                 empty(integer, n, ROOM),
                 empty(torch.int64, n, ROOM),
+                empty(integer, n, 2),
                 width,
                 ROOM,
             ),

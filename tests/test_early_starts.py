@@ -13,6 +13,7 @@ from tests.test_triton_verification import rows_of
 triton = pytest.importorskip("triton")
 columns = pytest.importorskip("drawlot.kernels.triton.columns")
 finish = pytest.importorskip("drawlot.kernels.triton.finish")
+scan = pytest.importorskip("drawlot.kernels.triton.scan")
 laws = pytest.importorskip("drawlot.kernels.triton.verification.laws")
 early_starts = pytest.importorskip("tests.early_starts")
 pytestmark = [
@@ -42,7 +43,7 @@ def steps() -> list[Any]:
     drafts = torch.randint(0, v, (len(counts), 2))
     rows = rows_of(drafts, counts)
     launches: list[Any]
-    with early_starts.touched_by_launches(laws, finish, columns) as launches:
+    with early_starts.touched_by_launches(scan, laws, finish, columns) as launches:
         verifier(torch.randn(sum(counts) + len(counts), v), rows, drafts, torch.randn(len(counts), 2, v))
         sampler(torch.randn(len(counts), v), rows_of(drafts, [0] * len(counts)))
     return launches
@@ -55,6 +56,18 @@ def test_nothing_is_touched_too_early() -> None:
     assert early_starts.touched_too_early(launches) == []
 
 
+def scans_touch_nothing_early() -> bool:
+    """What comes before a scan is not ours."""
+    scans = [each for each in steps() if each.kernel in ("scan_kernel", "scan_step_kernel")]
+    assert len(scans) == 2
+    assert all(each.reads and each.writes for each in scans)
+    return not any(each.early_reads or each.early_writes for each in scans)
+
+
+def test_the_scan_touches_nothing_early() -> None:
+    assert scans_touch_nothing_early()
+
+
 def test_counting_before_the_scan_has_cleared_is_seen() -> None:
     follows = "        follow(OVERLAP)\n"
     counts = inspect.getsource(laws.law_kernel.fn).split(follows)[1].split("        if column == 0:")[0]
@@ -62,3 +75,12 @@ def test_counting_before_the_scan_has_cleared_is_seen() -> None:
     mutant = KernelMutant("counted too early", laws.law_kernel, follows + counts, counts + follows)
     with mutant.planted():
         assert early_starts.touched_too_early(steps()) == ["law_kernel"]
+
+
+def test_clearing_before_what_comes_before_has_ended_is_seen() -> None:
+    follows = "    follow(OVERLAP)\n"
+    early = inspect.getsource(scan.scan_block.fn).split(follows)[1].split("    if state >= 0:")[0]
+    assert "tiles.control" in early
+    mutant = KernelMutant("cleared too early", scan.scan_block, follows + early, early + follows)
+    with mutant.planted():
+        assert not scans_touch_nothing_early()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_proof import graphs, oracle
+from benchmarks.gpu_proof import graphs, oracle, predecessors
 from benchmarks.gpu_proof.bits import differing, differing_but_for_rounding, picked, same_bits
 from benchmarks.gpu_proof.edits_of_rows import moved
 from benchmarks.gpu_proof.proof import Proof, Setting
@@ -37,6 +37,7 @@ def prove(setting: Setting, proof: Proof) -> None:
     _devices(setting, proof, sizes if setting.small else ((129, 4096), (4097, 8192), (128_256, 512)))
     _planted(setting, proof, *sizes[0])
     proof.apart(setting, graphs.check, [(name, *sizes[-1]) for name in graphs.NAMES])
+    proof.apart(setting, predecessors.prove, [(sizes[-1][0], 64)])
     proof.summary = (
         "same bits for every batch size, order, stride and launch mode, with logprobs or not, on the CPU too"
     )

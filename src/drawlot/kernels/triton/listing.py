@@ -304,20 +304,27 @@ def comes_before(value, token, other_value, other_token):
 
 
 @triton.jit
+def _key_of(value, token):
+    """int64, of tokens: larger for one that comes before, so that a pair takes one comparison."""
+    return (order_of(value).to(tl.int64) << 32) + (LAST_ID - token)
+
+
+@triton.jit
 def ranks_of_list(lists, row, listed, value, token, slot, ROOM: tl.constexpr):
     """How many tokens of the list come before each of it, int32 [ROOM]; those after its end come last.
 
     By comparing all pairs, the others along axis 0, where threads add up alone: for so few tokens quicker than putting
     them in order.
     """
+    own = _key_of(value, token)
     rank = tl.zeros([2, ROOM], tl.int32)
     next_value, next_token = load_list(lists, row, tl.arange(0, _CHUNK))
     start = 0
     while start < listed:
-        other_value, other_token = next_value, next_token
+        other = _key_of(next_value, next_token)
         start += _CHUNK
         # While these are compared.
         next_value, next_token = load_list(lists, row, tl.minimum(start, ROOM - _CHUNK) + tl.arange(0, _CHUNK))
-        earlier = comes_before(other_value[:, None], other_token[:, None], value[None, :], token[None, :])
+        earlier = other[:, None] > own[None, :]
         rank += tl.sum(earlier.to(tl.int32).reshape(_CHUNK // 2, 2, ROOM), 0)
     return tl.where(slot < listed, tl.sum(rank, 0), slot)

@@ -9,7 +9,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def follow(OVERLAP: tl.constexpr):
     """Wait for the kernel before this one, and let the next one be set up.
 
-    What comes before may read only what was there when the scan began, which waits for all before it.
+    What comes before may read only what was there when the scan began: it waits for all before it, and touches nothing
+    until then. A kernel that is not launched to be set up early waits for nothing here.
     """
     if OVERLAP:
         gdc_wait()

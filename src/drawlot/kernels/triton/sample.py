@@ -98,7 +98,7 @@ def launches_of_draw(
             NUM_BLOCKS=num_blocks,
             TILES=SCAN_TILES,
             num_warps=scan_warps,
-            **how,
+            **follow,
         ),
         Launch(
             finish_kernel,

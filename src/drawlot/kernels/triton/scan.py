@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.pdl import let_next_start
+from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.states import scan_scale
 from drawlot.kernels.triton.summary import UNDECIDED
 from drawlot.kernels.triton.values import (
@@ -110,7 +110,7 @@ def scan_block(
     row = (item // NUM_BLOCKS).to(tl.int64)
     tile = (item % NUM_BLOCKS) * TILES + tl.arange(0, TILES)
     ids = slices_of(tile)
-    let_next_start(OVERLAP)
+    follow(OVERLAP)
     # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
     state = tl.load(states.index + row)
     logits = load_all_logits(rows, row, ids, (tile < rows.num_tiles)[:, None, None])

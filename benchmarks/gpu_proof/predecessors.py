@@ -1,0 +1,84 @@
+"""A captured step whose scan may be set up early draws from what is there when all before it has ended.
+
+What comes right before the scan is no kernel of a sampler: a copy, work of two streams, a slow kernel, another step.
+"""
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_proof.proof import Proof, Setting
+from drawlot import LogitsRows, Sampler, SamplingParams
+
+KINDS = ("nothing", "a copy", "a kernel", "two streams", "another step")
+_REQUESTS: tuple[dict[str, object], ...] = (
+    {"top_k": 50, "top_p": 0.9},
+    {"temperature": 0.0},
+    {},
+    {"top_p": 0.9, "temperature": 1.3},
+)
+_INPUTS, _STEPS = 4, 40
+
+
+def prove(setting: Setting, proof: Proof, vocab_size: int, n: int) -> None:
+    """Each captured step is replayed on other logits, and compared with the CPU's tokens."""
+    if not setting.on_gpu:
+        proof.skip("before a captured step", "the device is no GPU")
+        return
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(_INPUTS, n, vocab_size, generator=generator) * 3
+    cpu = _sampler(torch.device("cpu"), "torch", vocab_size, n)
+    expected = torch.stack([cpu(logits, _rows(n, cpu)).token_ids for logits in inputs])
+    sampler = _sampler(setting.device, setting.backend.name, vocab_size, n)
+    given = inputs.to(setting.device)
+    for kind in KINDS:
+        wrong = _replays(kind, sampler, given, expected)
+        proof.check(f"before a captured step: {kind}", wrong == 0, rows=n, steps=_STEPS, wrong=wrong)
+
+
+def _sampler(device: torch.device, backend: str, vocab_size: int, n: int) -> Sampler:
+    sampler = Sampler(n, vocab_size, device=device, backend=backend)
+    for i in range(n):
+        sampler.add_request(i, SamplingParams(seed=i, logprobs=0, **_REQUESTS[i % len(_REQUESTS)]), [1])
+    return sampler
+
+
+def _rows(n: int, sampler: Sampler) -> LogitsRows:
+    index = torch.arange(n, device=sampler.device)
+    cu = torch.arange(n + 1, dtype=torch.int32, device=sampler.device)
+    return LogitsRows(index, index, index + 5, index * 0, index * 0, cu)
+
+
+def _replays(kind: str, sampler: Sampler, given: Tensor, expected: Tensor) -> int:
+    """How many tokens of a captured step are not the expected ones."""
+    n, half = given.shape[1], given.shape[1] // 2
+    logits, arriving, rows = given[0].clone(), given[0].clone(), _rows(n, sampler)
+    sampler(logits, rows)
+    torch.cuda.synchronize()
+    graph, stream, other = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.Stream()
+    first = None
+    with torch.cuda.graph(graph, stream=stream):
+        if kind == "a copy":
+            logits.copy_(arriving)
+        elif kind == "a kernel":
+            torch.mul(arriving, 1.0, out=logits)
+        elif kind == "two streams":
+            other.wait_stream(stream)
+            logits[:half].copy_(arriving[:half])
+            with torch.cuda.stream(other):
+                torch.mul(arriving[half:], 1.0, out=logits[half:])
+            stream.wait_stream(other)
+        elif kind == "another step":
+            torch.mul(arriving, 1.0, out=logits)
+            first = sampler(logits, rows).token_ids.clone()
+            # The whole rows of the step before are the last to read what the next scan writes.
+            sampler(logits, rows)
+        tokens = sampler(logits, rows).token_ids.clone()
+    wrong = 0
+    for step in range(_STEPS):
+        (logits if kind == "nothing" else arriving).copy_(given[step % _INPUTS])
+        for _ in range(3):
+            graph.replay()
+        for drawn in (tokens, first):
+            if drawn is not None:
+                wrong += int((drawn.cpu() != expected[step % _INPUTS]).sum())
+    return wrong

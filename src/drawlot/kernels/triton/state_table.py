@@ -1,5 +1,7 @@
 """The numbers of requests in permanent places on the device, and how the host writes them."""
 
+from collections import deque
+
 import numpy as np
 import torch
 import triton
@@ -19,20 +21,19 @@ FIRST_INT, WANTED, NUM_TOP, SLOT, NUM_FIELDS = 3, 6, 7, 8, 9
 SCALE = NUM_FIELDS
 _BITS_OF_ONE = 0x3F800000
 _TOP_K = tl.constexpr(FIRST_INT)
-_BLOCK = 128
+_BLOCK, _FIELDS = 128, tl.constexpr(triton.next_power_of_2(NUM_FIELDS))
 
 
 class StateTable:
-    """One column a request. The host stages writes; one copy and one kernel bring them to the device."""
+    """One column a request. The host stages writes; one kernel, which reads the host's memory, writes the table."""
 
     def __init__(self, max_num_reqs: int, device: torch.device) -> None:
         self.table = torch.zeros((NUM_FIELDS + 1, max_num_reqs), dtype=torch.int64, device=device)
         self.table[SLOT] = -1
         self.table[SCALE] = _BITS_OF_ONE
-        # First their count; then lines of a state and its fields.
-        self._arrived = torch.zeros((max_num_reqs + 1, 1 + NUM_FIELDS), dtype=torch.int64, device=device)
-        self._packed = pack(self._arrived), pack(self.table)
+        self._packed = pack(self.table)
         self._write = Launch(write_kernel, lambda n: n, max_num_reqs, NUM_FIELDS=NUM_FIELDS, BLOCK=_BLOCK)
+        self._sent: deque[_Staging] = deque()
         self._start_staging()
 
     def add_request(self, req_idx: int, request: Request, slot: int) -> None:
@@ -48,6 +49,11 @@ class StateTable:
         column[:] = 0
         column[SLOT] = -1
 
+    @property
+    def has_staged_writes(self) -> bool:
+        """Whether the device has yet to be told something."""
+        return bool(self._line_of)
+
     def apply_staged_writes(self) -> None:
         """Bring what was staged to the device.
 
@@ -58,38 +64,64 @@ class StateTable:
         if count == 0:
             return
         refuse_capture(self.table, "writes are staged: call apply_staged_writes() before the capture")
-        self._lines[0, 0] = count
-        self._arrived.copy_(self._staging, non_blocking=True)
-        self._write(triton.cdiv(count, _BLOCK), *self._packed)
+        self._staging.lines[0, 0] = count
+        self._write(triton.cdiv(count, _BLOCK), self._staging.packed, self._packed)
+        self._staging.send()
+        self._sent.append(self._staging)
         self._start_staging()
 
     def _start_staging(self) -> None:
-        # Torch gives out pinned memory again when the device has read it, so that nobody waits for that.
-        on_gpu = self.table.is_cuda
-        self._staging = torch.empty(self._arrived.shape, dtype=torch.int64, pin_memory=on_gpu)
-        self._lines = self._staging.numpy()
+        if self._sent and self._sent[0].is_read():
+            self._staging = self._sent.popleft()
+        else:
+            # More memory, rather than a wait.
+            self._staging = _Staging(self.table)
         self._line_of: dict[int, int] = {}
 
     def _column(self, req_idx: int) -> NDArray[np.int64]:
         """Where the fields of a state are staged; the last ones to be written count."""
         line = self._line_of.setdefault(req_idx, 1 + len(self._line_of))
-        self._lines[line, 0] = req_idx
-        return self._lines[line, 1:]
+        self._staging.lines[line, 0] = req_idx
+        return self._staging.lines[line, 1:]
+
+
+class _Staging:
+    """Memory of the host that kernels read: the number of lines, then lines of a state and its fields."""
+
+    def __init__(self, table: Tensor) -> None:
+        shape = table.shape[1] + 1, 1 + NUM_FIELDS
+        self._memory = torch.zeros(shape, dtype=torch.int64, pin_memory=table.is_cuda)
+        self.lines: NDArray[np.int64] = self._memory.numpy()
+        self.packed = pack(self._memory)
+        self._event = torch.cuda.Event() if table.is_cuda else None
+
+    def send(self) -> None:
+        """To be called once the kernel that reads it is launched."""
+        if self._event is not None:
+            self._event.record()
+
+    def is_read(self) -> bool:
+        """Whether the device has no more to do with it."""
+        return self._event is None or self._event.query()
 
 
 @triton.jit
 def write_kernel(staging, table, num_states, NUM_FIELDS: tl.constexpr, BLOCK: tl.constexpr):
     """Program: BLOCK staged columns, which are lines of the staging memory. num_states: columns of the table."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < tl.load(staging)
+    # All at once, the number of lines too: the host's memory is far away.
+    count, exists = tl.load(staging), at < num_states
     line = staging + (1 + at) * (1 + NUM_FIELDS)
-    state = tl.load(line, mask=mask, other=0)
-    for field in tl.static_range(NUM_FIELDS):
-        tl.store(table + field * num_states + state, tl.load(line + 1 + field, mask=mask, other=0), mask=mask)
-    temperature = tl.load(line + 1, mask=mask, other=0).to(tl.float64, bitcast=True)
-    top_k = tl.load(line + 1 + _TOP_K, mask=mask, other=0)
+    state = tl.load(line, mask=exists, other=0)
+    field = tl.arange(0, _FIELDS)[None, :]
+    numbers = tl.load(line[:, None] + 1 + field, mask=exists[:, None] & (field < NUM_FIELDS), other=0)
+    temperature = tl.load(line + 1, mask=exists, other=0).to(tl.float64, bitcast=True)
+    top_k = tl.load(line + 1 + _TOP_K, mask=exists, other=0)
+    # A sampler may be gone before this runs, and its memory another's: then nothing is written outside of the table.
+    is_staged = (at < count) & (state >= 0) & (state < num_states)
+    tl.store(table + field * num_states + state[:, None], numbers, mask=is_staged[:, None] & (field < NUM_FIELDS))
     scales = table + NUM_FIELDS * num_states
-    tl.store(scales + state, bits_of_scan_scale(temperature, top_k), mask=mask)
+    tl.store(scales + state, bits_of_scan_scale(temperature, top_k), mask=is_staged)
 
 
 def scales_of(floats: Tensor, ints: Tensor) -> Tensor:

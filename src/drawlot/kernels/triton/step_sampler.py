@@ -35,6 +35,15 @@ class _Plan(NamedTuple):
     """By number of rows"""
 
 
+class _Most(NamedTuple):
+    """Of the requests alive."""
+
+    top: int
+    """Top tokens of one, at most"""
+    columns: int
+    """Of logprobs, at most; 0: nobody wants any"""
+
+
 class StepSampler:
     """See `requests.StepSampler`."""
 
@@ -54,6 +63,7 @@ class StepSampler:
         # Of live requests that want logprobs: how many top tokens, and how many ids instead.
         self._num_top: dict[int, int] = {}
         self._num_ids: dict[int, int] = {}
+        self._most: _Most | None = None
         self._filtered: set[int] = set()
         self._serials = count()
         self._plans: dict[int, _Plan] = {}
@@ -66,8 +76,9 @@ class StepSampler:
         if request.temperature and (request.top_k > 0 or request.top_p < 1 or request.min_p > 0):
             self._filtered.add(req_idx)
         if request.num_top is not None:
-            self._num_top[req_idx] = request.num_top
+            self._num_top[req_idx], self._most = request.num_top, None
         if request.logprob_token_ids:
+            self._most = None
             self._num_ids[req_idx] = len(request.logprob_token_ids)
             self._write_token_ids(req_idx, request.logprob_token_ids)
 
@@ -75,15 +86,18 @@ class StepSampler:
         """Forget a request."""
         self._numbers.remove_request(req_idx)
         self._edits.remove_request(req_idx)
-        self._num_top.pop(req_idx, None)
+        if self._num_top.pop(req_idx, None) is not None:
+            self._most = None
         self._filtered.discard(req_idx)
         if self._num_ids.pop(req_idx, None) is not None:
+            self._most = None
             self._wanted.token_ids[req_idx].fill_(-1)
 
     def apply_staged_writes(self) -> None:
         """Bring added requests to the device."""
-        with torch.cuda.device_of(self._floats):
-            self._numbers.apply_staged_writes()
+        if self._numbers.has_staged_writes:
+            with torch.cuda.device_of(self._floats):
+                self._numbers.apply_staged_writes()
 
     @property
     def has_filters(self) -> bool:
@@ -94,7 +108,7 @@ class StepSampler:
     def capture_key(self) -> Hashable:
         """A captured step may be replayed as long as this is what it was at the capture."""
         # Whole rows put in order take much memory, which every capture would keep.
-        many = max(self._num_top.values(), default=0) > ROOM
+        many = self._asked().top > ROOM
         return None if many else (self._plan().serial, self._edits.capture_key)
 
     def row_params(self, state_rows: Tensor, positions: Tensor) -> RowParams:
@@ -160,8 +174,8 @@ class StepSampler:
         self._edits.find_bad_words(n, packed_rows, packed_states)
         for launch in plan.launches:
             launch(n, packed_rows, packed_states)
-        max_top = max(self._num_top.values(), default=0)
-        if outputs.logprobs is not None and max_top > ROOM:
+        max_top = self._asked().top
+        if max_top > ROOM and outputs.logprobs is not None:
             index = states.index.clamp(min=0)
             wanted, num_top = self._wanted.wanted[index] != 0, self._wanted.num_top[index]
             put_many_top_tokens(
@@ -184,9 +198,7 @@ class StepSampler:
 
     def _plan(self) -> _Plan:
         """What a step does for the requests alive."""
-        num_columns = 0
-        if self._num_top:
-            num_columns = 1 + max(*self._num_top.values(), *self._num_ids.values(), 0)
+        num_columns = self._asked().columns
         plan = self._plans.get(num_columns)
         if plan is None:
             refuse_capture(self._floats, "it has not run before with what its requests ask for")
@@ -195,6 +207,14 @@ class StepSampler:
                 self._plans = {c: kept for c, kept in self._plans.items() if c <= 1 + ROOM}
             plan = self._plans[num_columns] = self._new_plan(num_columns)
         return plan
+
+    def _asked(self) -> _Most:
+        """What live requests ask for, found anew where one has come or gone that wants logprobs."""
+        if self._most is None:
+            top = max(self._num_top.values(), default=0)
+            columns = 1 + max(top, *self._num_ids.values(), 0) if self._num_top else 0
+            self._most = _Most(top, columns)
+        return self._most
 
     def _new_plan(self, num_columns: int) -> _Plan:
         n, work, device = self._max_rows, self._work, self._floats.device

@@ -106,8 +106,8 @@ OF_THE_DRAW = [
     KernelMutant(
         "the last one's tile not read", whole_row._draw, "(maxima >= cut_value)", "(maxima > cut_value)", _BOTH
     ),
-    KernelMutant("summed without the last", whole_row._kept_of, "(ids <= cut_id)", "(ids < cut_id)", _BOTH),
-    KernelMutant("summed without a cut", whole_row._kept_of, "tl.where(kept, x, MINUS_INF)", "x", "min-p and top-p"),
+    KernelMutant("summed without the last", whole_row.kept_tiles, "(ids <= cut_id)", "(ids < cut_id)", _BOTH),
+    KernelMutant("summed without a cut", whole_row.kept_tiles, "tl.where(kept, x, MINUS_INF)", "x", "min-p and top-p"),
     KernelMutant("another stream", whole_row._keys_of_kept, "key[1], TARGET_TILE", "key[1], TARGET_TILE + 1", _BOTH),
     KernelMutant("another seed", whole_row._keys_of_kept, "gumbel(tile, key[0]", "gumbel(tile, key[0] + 1", _BOTH),
     KernelMutant(

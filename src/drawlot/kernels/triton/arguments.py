@@ -17,19 +17,19 @@ class Rows(NamedTuple):
     bitmask: Tensor | None
     """int32 [N, >= V / 32], the grammar's; may name fewer words than the last tile has"""
     bitmask_stride: int
+    edits: "Overlay | None"
+    """What edits beyond the bitmask make of them"""
     overlay: "Overlay | None"
-    """Edits of a call without requests"""
-    edits: "RowEdits | None"
-    """Edits of requests"""
+    """Laid over that: refused drafts"""
 
 
 class Overlay(NamedTuple):
-    """The values of tokens that edits beyond the bitmask touch, laid over the logits on load."""
+    """The values of tokens that edits touch, laid over the logits on load."""
 
     kind: Tensor
     """int32 [N]: 0 = nothing edited, 1 = touched tokens have new values, 2 = and the others may not be drawn"""
     touched: Tensor
-    """int32 [N, words]: bit id & 31 of word id >> 5"""
+    """int32 [N, words]: bit id & 31 of word id >> 5; defined where `kind` is not 0"""
     new_values: Tensor
     """float32 [N, width], defined where touched"""
     words: int
@@ -64,7 +64,7 @@ class EditTables(NamedTuple):
 
 
 class RowEdits(NamedTuple):
-    """The edits of the rows of a step. All but the tables: as in `LogitsRows`."""
+    """What overlays of the rows of a step are made of. All but the tables: as in `LogitsRows`."""
 
     tables: Any
     """`EditTables`, packed"""

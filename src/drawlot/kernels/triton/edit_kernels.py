@@ -1,18 +1,104 @@
-"""What happens to the tables of edits in a step: bad words are looked for before it, emitted tokens enter after it."""
+"""What requests edit: before a step new values are laid over its rows, after it emitted tokens enter the tables."""
 
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.edit_flags import ONE, SEEN
+from drawlot.kernels.triton.edit_flags import (
+    ALLOWED,
+    BIASED,
+    COUNT_SHIFT,
+    ENDS_BAD_WORD,
+    MASKED,
+    ONE,
+    SEEN,
+    STOPS,
+)
+from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.values import MINUS_INF, load_raw
 
 _BLOCK = tl.constexpr(128)
+LAID_WORDS = 128
+"""Words of 32 tokens that a program lays over a row"""
 
 
 @triton.jit
-def bad_words_kernel(rows, states):
+def lay_over_kernel(rows, edits, NUM_PARTS: tl.constexpr, WORDS: tl.constexpr, OVERLAP: tl.constexpr):
+    """Program: WORDS words of one row, of whose touched tokens it writes the new values to `rows.edits`.
+
+    Hard masks come first, then bias, then penalties. The tokens are looked at once, however often rows are read.
+    """
+    row = (tl.program_id(0) // NUM_PARTS).to(tl.int64)
+    part = tl.program_id(0) % NUM_PARTS
+    follow(OVERLAP)
+    overlay, tables = rows.edits, edits.tables
+    state = tl.load(edits.state_rows + row)
+    slot = tl.where(state < 0, -1, tl.load(tables.slot_of + tl.maximum(state, 0)))
+    # All at once, before any branch.
+    num_drafts = tl.load(edits.local_positions + row)
+    limits, penalties = tables.limits + tl.maximum(slot, 0) * 4, tables.penalties + tl.maximum(slot, 0) * 4
+    too_short = tl.load(edits.positions + row) < tl.load(limits)
+    only_allowed, num_bad_words, has_bias = tl.load(limits + 1) != 0, tl.load(limits + 2), tl.load(limits + 3) != 0
+    repetition, frequency, presence = tl.load(penalties), tl.load(penalties + 1), tl.load(penalties + 2)
+    word = part * WORDS + tl.arange(0, WORDS)
+    exists = word < tl.where(slot >= 0, tables.num_words, 0)
+    touched = tl.load(tables.touched + slot * tables.num_words + word, mask=exists, other=0)
+    if part == 0:
+        tl.store(overlay.kind + row, tl.where(slot < 0, 0, tl.where(only_allowed, 2, 1)))
+    if slot < 0:
+        return
+    # Drafts before the row count as output.
+    back = 0
+    while back < num_drafts:
+        draft = tl.load(edits.input_ids + row - back).to(tl.int32)
+        touched |= tl.where(word == draft >> 5, 1 << (draft & 31), 0)
+        back += 1
+    tl.store(overlay.touched + row * overlay.words + word, touched, mask=exists)
+    left = touched.to(tl.uint32, bitcast=True)
+    while tl.max((left != 0).to(tl.int32)) != 0:
+        # Four tokens of each word at a time: most words have none or few.
+        bit0, left = _next_bit(left)
+        bit1, left = _next_bit(left)
+        bit2, left = _next_bit(left)
+        bit3, left = _next_bit(left)
+        bit = tl.join(tl.join(bit0, bit2), tl.join(bit1, bit3)).reshape(WORDS, 4)
+        mask, ids = bit >= 0, word[:, None] * 32 + bit
+        x = load_raw(rows, row, ids, mask)
+        entry = tl.load(tables.entries + slot * tables.vocab_size + ids, mask=mask, other=0)
+        back = 0
+        while back < num_drafts:
+            same = ids == tl.load(edits.input_ids + row - back)
+            entry = tl.where(same, (entry | SEEN) + ONE, entry)
+            back += 1
+        forbidden = ((entry & MASKED) != 0) | (((entry & STOPS) != 0) & too_short)
+        forbidden = forbidden | (((entry & ALLOWED) == 0) & only_allowed)
+        if num_bad_words != 0:
+            ends = (entry & ENDS_BAD_WORD) != 0
+            banned = tl.load(tables.banned + row * tables.num_words + (ids >> 5), mask=mask & ends, other=0)
+            forbidden = forbidden | (((banned >> (ids & 31)) & 1) != 0)
+        x = tl.where(forbidden, MINUS_INF, x)
+        if has_bias:
+            biased = mask & ((entry & BIASED) != 0)
+            x += tl.load(tables.bias + slot * tables.vocab_size + ids, mask=biased, other=0.0)
+        count = entry >> COUNT_SHIFT
+        penalised = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
+        penalised = penalised - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
+        x = tl.where((entry & SEEN) != 0, penalised, x)
+        tl.store(overlay.new_values + row * overlay.width + ids, x, mask=mask)
+
+
+@triton.jit
+def _next_bit(word):
+    """The place of the lowest bit of uint32 words, -1 where there is none, and the words without it."""
+    without = word & (word - 1)
+    # A power of two is exact in float32, which knows its exponent.
+    exponent = (word ^ without).to(tl.float32).to(tl.int32, bitcast=True) >> 23
+    return tl.where(word == 0, -1, exponent - 127), tl.where(word == 0, word, without)
+
+
+@triton.jit
+def bad_words_kernel(_rows, edits):
     """Program: one row. Bans the last ids of the bad words that the row would complete."""
     row = tl.program_id(0).to(tl.int64)
-    edits = rows.edits
     tables = edits.tables
     state = tl.load(edits.state_rows + row)
     if state < 0:

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drawlot.kernels.requests import RequestEdits
-from drawlot.kernels.triton.arguments import EditTables, Emitted, RowEdits
+from drawlot.kernels.triton.arguments import EditTables, Emitted, Overlay, RowEdits
 from drawlot.kernels.triton.edit_flags import ALLOWED, BIASED, ENDS_BAD_WORD, MASKED, ONE, SEEN, STOPS
-from drawlot.kernels.triton.edit_kernels import bad_words_kernel, commit_kernel
+from drawlot.kernels.triton.edit_kernels import LAID_WORDS, bad_words_kernel, commit_kernel, lay_over_kernel
 from drawlot.kernels.triton.launch import Launch, Packed, pack
 from drawlot.kernels.triton.tensors import one_a_row, upload
+from drawlot.kernels.triton.workspace import overlaps
 from drawlot.outputs import LogitsRows
 
 _FIRST_SLOTS = 4
@@ -35,13 +36,19 @@ class EditSlots:
         self._free: list[int] = []
         self._looking_back: set[int] = set()
         self._with_bad_words: set[int] = set()
+        num_words = -(-vocab_size // 32)
+        parts = -(-num_words // LAID_WORDS)
         self._find_bad_words = Launch(bad_words_kernel, lambda n: n)
+        overlap = overlaps(self._device)
+        # Values have the bits of the CPU's only without fused multiply-add.
+        how: dict[str, Any] = {"OVERLAP": overlap, "launch_pdl": overlap, "enable_fp_fusion": False}
+        self._lay_over = Launch(lay_over_kernel, lambda n: n * parts, NUM_PARTS=parts, WORDS=LAID_WORDS, **how)
         self._commit = Launch(commit_kernel, lambda n: n)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=self._device)
 
-        num_words = -(-vocab_size // 32)
+        self._overlay = _overlay(0, vocab_size, self._device)
         tables = EditTables(
             slot_of=slot_of,
             entries=empty(torch.int32, 0, vocab_size),
@@ -89,26 +96,31 @@ class EditSlots:
             self._with_bad_words.discard(req_idx)
 
     def reserve_rows(self, num_rows: int) -> None:
-        """Make room for the bad words of so many rows of a step."""
+        """Make room for what is laid over so many rows of a step, and for their bad words."""
         banned = self._tables.banned
+        if 0 < len(self._overlay.kind) < num_rows:
+            self._make_overlay(num_rows)
         if 0 < len(banned) < num_rows:
             self._keep(self._tables._replace(banned=_grown(banned, 0, num_rows, self._tables.num_words)))
+
+    @property
+    def overlay(self) -> Overlay | None:
+        """Where `lay_over` puts the values of a step's rows; None: no request edits anything."""
+        return self._overlay if self._slots else None
 
     @property
     def capture_key(self) -> Hashable:
         """What a captured step depends on: whether there are edits and bad words, and where their tables lie."""
         return self._growths if self._slots else None, bool(self._looking_back), bool(self._with_bad_words)
 
-    def rows(self, rows: LogitsRows) -> RowEdits:
-        """The edits of the rows of a step."""
-        n = len(rows.expanded_idx_mapping)
-        columns = rows.expanded_idx_mapping, rows.positions, rows.local_positions, rows.input_ids
-        return RowEdits(self._packed_tables, *(one_a_row(column, n) for column in columns))
-
-    def find_bad_words(self, n: int, rows: Packed, states: Packed) -> None:
-        """Ban what would complete a bad word in n rows."""
-        if self._with_bad_words:
-            self._find_bad_words(n, rows, states)
+    def lay_over(self, n: int, rows: LogitsRows, packed_rows: Packed) -> None:
+        """Bring what edits make of n rows of logits to the overlay, which `packed_rows` has for its edits."""
+        if self._slots:
+            columns = rows.expanded_idx_mapping, rows.positions, rows.local_positions, rows.input_ids
+            edits = pack(RowEdits(self._packed_tables, *(one_a_row(column, n) for column in columns)))
+            if self._with_bad_words:
+                self._find_bad_words(n, packed_rows, edits)
+            self._lay_over(n, packed_rows, edits)
 
     def commit(self, idx_mapping: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
         """Count what requests emitted; shapes as in `Sampler.commit`."""
@@ -166,6 +178,8 @@ class EditSlots:
     def _make_room(self, edits: RequestEdits, num_rows: int) -> EditTables:
         """The tables, grown where these edits do not fit."""
         old, slots = self._tables, len(self._tables.entries)
+        if len(self._overlay.kind) < num_rows:
+            self._make_overlay(num_rows)
         if not self._free:
             added = max(_FIRST_SLOTS, slots)
             self._free.extend(range(slots + added - 1, slots - 1, -1))
@@ -189,9 +203,24 @@ class EditSlots:
             self._keep(tables)
         return tables
 
+    def _make_overlay(self, num_rows: int) -> None:
+        self._overlay = _overlay(num_rows, self._vocab_size, self._device)
+        self._growths += 1
+
     def _keep(self, tables: EditTables) -> None:
         self._tables, self._packed_tables = tables, pack(tables)
         self._growths += 1
+
+
+def _overlay(num_rows: int, vocab_size: int, device: torch.device) -> Overlay:
+    num_words = -(-vocab_size // 32)
+    return Overlay(
+        torch.empty(num_rows, dtype=torch.int32, device=device),
+        torch.empty((num_rows, num_words), dtype=torch.int32, device=device),
+        torch.empty((num_rows, vocab_size), dtype=torch.float32, device=device),
+        num_words,
+        vocab_size,
+    )
 
 
 def _grown(old: Tensor, fill: int, *shape: int) -> Tensor:

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.scan import best_group, tile_sums
 from drawlot.kernels.triton.states import scan_scale
-from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, slot_of
+from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, touches
 
 
 @triton.jit
@@ -26,10 +26,7 @@ def without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
     if tiles.raw_sums is not None:
         # Otherwise the scan has stored them.
-        same = scan_scale(states, state) == 1.0
-        if rows.edits is not None:
-            same = same & (slot_of(rows, row) < 0)
-        if same:
+        if (scan_scale(states, state) == 1.0) & (touches(rows.edits, row) == 0):
             tl.store(tiles.raw_maxima + at, maxima, mask=exists)
             tl.store(tiles.raw_sums + at, sums, mask=exists)
     touched = refused // TILE + tl.arange(0, 1)

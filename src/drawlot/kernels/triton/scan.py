@@ -10,16 +10,13 @@ from drawlot.kernels.triton.values import (
     MINUS_INF,
     edited,
     grammar_masked,
-    ids_of,
     is_edited,
     load_all_logits,
-    load_logits,
     order_of,
     slices_of,
-    slot_of,
+    touches,
 )
 
-_FEW = tl.constexpr(4)
 GROUP, GROUPS = tl.constexpr(4), tl.constexpr(32)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -125,23 +122,16 @@ def scan_block(
         if tiles.raw_sums is not None:
             is_apart = is_apart & raw_apart(rows, scale, row)
         if rows.edits is None:
-            _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, True)
-        elif slot_of(rows, row) < 0:
             _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, False)
+        elif touches(rows.edits, row):
+            _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, True)
         else:
-            # Edits need many registers, which all rows would pay for: they are given few tiles at a time.
-            start = 0
-            while start < TILES:
-                few = (item % NUM_BLOCKS) * TILES + start + tl.arange(0, _FEW)
-                few_ids = ids_of(few)
-                few_logits = load_logits(rows, row, few_ids, (few < rows.num_tiles)[:, None])
-                _put_tiles(rows, tiles, row, few, few_ids, few_logits, scale, is_apart, True)
-                start += _FEW
+            _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, False)
 
 
 @triton.jit
 def _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, EDITED: tl.constexpr):
-    """Stores what `Tiles` holds of some tiles. is_apart: raw sums too; EDITED: edits may touch the row."""
+    """Stores what `Tiles` holds of some tiles. is_apart: raw sums too; EDITED: edits touch the row."""
     exists = of_each(tile < rows.num_tiles, ids)
     raw = grammar_masked(rows, row, logits, ids, exists)
     x = raw
@@ -149,7 +139,7 @@ def _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, EDITED: tl.
         x = edited(rows, row, raw, ids, exists)
     maxima, best_groups = best_group(x)
     sums = tile_sums(x, maxima, scale)
-    if rows.bitmask is not None or rows.overlay is not None or rows.edits is not None:
+    if rows.bitmask is not None or EDITED:
         # A mask hides a NaN from the sum, but not from the status of its row.
         bad = tile_maxima(((logits != logits) | (logits == float("inf"))).to(tl.int32))
         sums = tl.where(bad != 0, float("nan"), sums)

@@ -130,7 +130,7 @@ class StepSampler:
             outputs = plan.outputs[n] = _first(n, plan)
         if n:
             with torch.cuda.device_of(logits):
-                self._draw(plan, outputs, self._rows(logits, rows, bitmask), self._states(rows, n))
+                self._draw(plan, outputs, rows, self._rows(logits, bitmask), self._states(rows, n))
         return outputs
 
     def commit(self, idx_mapping: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
@@ -157,21 +157,20 @@ class StepSampler:
             self.commit(zero, zero.unsqueeze(1), one)
             self.remove_request(0)
 
-    def _rows(self, logits: Tensor, rows: LogitsRows, bitmask: Tensor | None) -> Rows:
+    def _rows(self, logits: Tensor, bitmask: Tensor | None) -> Rows:
         for name, tensor in (("logits", logits), ("allowed_bitmask", bitmask)):
             if tensor is not None and tensor.device != self._floats.device:
                 raise InputError(f"{name}: must lie on {self._floats.device}; got {tensor.device}")
-        edits = self._edits.rows(rows) if self._edits else None
-        return edited_rows(logits, self._vocab_size, bitmask, None, edits)
+        return edited_rows(logits, self._vocab_size, bitmask, self._edits.overlay)
 
     def _states(self, rows: LogitsRows, n: int) -> States:
         index, positions = one_a_row(rows.expanded_idx_mapping, n), one_a_row(rows.positions, n)
         scales = self._numbers.table[SCALE]
         return States(self._floats, self._ints, scales, len(scales), index, positions, None)
 
-    def _draw(self, plan: _Plan, outputs: SampledRows, rows: Rows, states: States) -> None:
+    def _draw(self, plan: _Plan, outputs: SampledRows, of_step: LogitsRows, rows: Rows, states: States) -> None:
         n, packed_rows, packed_states = len(outputs.token_ids), pack(rows), pack(states)
-        self._edits.find_bad_words(n, packed_rows, packed_states)
+        self._edits.lay_over(n, of_step, packed_rows)
         for launch in plan.launches:
             launch(n, packed_rows, packed_states)
         max_top = self._asked().top

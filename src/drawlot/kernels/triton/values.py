@@ -3,17 +3,6 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.edit_flags import (
-    ALLOWED,
-    BIASED,
-    COUNT_SHIFT,
-    ENDS_BAD_WORD,
-    MASKED,
-    ONE,
-    SEEN,
-    STOPS,
-)
-
 TILE = tl.constexpr(128)
 MINUS_INF = tl.constexpr(float("-inf"))
 MINUS_INF_ORDER = tl.constexpr(-0x7F800001)
@@ -82,87 +71,44 @@ def load_values(rows, row, ids, mask):
 def grammar_masked(rows, row, x, ids, mask):
     """Logits under the bitmask."""
     if rows.bitmask is not None:
-        x = tl.where(_bits(rows.bitmask + row * rows.bitmask_stride, rows, ids, mask), x, MINUS_INF)
+        x = tl.where(bits_of(rows.bitmask + row * rows.bitmask_stride, rows, ids, mask), x, MINUS_INF)
     return x
 
 
 @triton.jit
 def edited(rows, row, x, ids, mask):
-    """Raw values, edited: hard masks, then bias, then penalties."""
-    if rows.overlay is not None:
-        kind = tl.load(rows.overlay.kind + row)
+    """Raw values, edited."""
+    return _laid_over(rows.overlay, rows, row, _laid_over(rows.edits, rows, row, x, ids, mask), ids, mask)
+
+
+@triton.jit
+def _laid_over(overlay, rows, row, x, ids, mask):
+    if overlay is not None:
+        kind = tl.load(overlay.kind + row)
         if kind != 0:
-            touched = _bits(rows.overlay.touched + row * rows.overlay.words, rows, ids, mask)
-            new = tl.load(rows.overlay.new_values + row * rows.overlay.width + ids, mask=touched, other=0.0)
+            touched = bits_of(overlay.touched + row * overlay.words, rows, ids, mask)
+            new = tl.load(overlay.new_values + row * overlay.width + ids, mask=touched, other=0.0)
             x = tl.where(touched, new, tl.where(kind == 2, MINUS_INF, x))
-    if rows.edits is not None:
-        slot = slot_of(rows, row)
-        if slot >= 0:
-            tables = rows.edits.tables
-            touched = _bits(tables.touched + slot * tables.num_words, rows, ids, mask)
-            entry = tl.load(tables.entries + slot * tables.vocab_size + ids, mask=touched, other=0)
-            entry = _with_drafts(rows, row, ids, entry)
-            limits = tables.limits + slot * 4
-            too_short = tl.load(rows.edits.positions + row) < tl.load(limits)
-            forbidden = _forbidden(entry, too_short, only_allowed=tl.load(limits + 1) != 0)
-            # In branches, since what is seldom there would keep registers from all else.
-            if tl.load(limits + 2) != 0:
-                ends = (entry & ENDS_BAD_WORD) != 0
-                words = tl.load(tables.banned + row * tables.num_words + (ids >> 5), mask=ends, other=0)
-                forbidden = forbidden | (((words >> (ids & 31)) & 1) != 0)
-            x = tl.where(forbidden, MINUS_INF, x)
-            if tl.load(limits + 3) != 0:
-                bias = tl.load(tables.bias + slot * tables.vocab_size + ids, mask=(entry & BIASED) != 0, other=0.0)
-                x += bias
-            x = tl.where((entry & SEEN) != 0, _penalised(tables.penalties + slot * 4, x, entry), x)
     return x
 
 
 @triton.jit
 def is_edited(rows, row):
     """Whether edits beyond the bitmask may make the row's values differ from raw ones."""
+    return touches(rows.edits, row) | touches(rows.overlay, row)
+
+
+@triton.jit
+def touches(overlay, row):
+    """Whether an overlay, if there is one, changes the row."""
     result = row != row
-    if rows.overlay is not None:
-        result = result | (tl.load(rows.overlay.kind + row) != 0)
-    if rows.edits is not None:
-        result = result | (slot_of(rows, row) >= 0)
+    if overlay is not None:
+        result = tl.load(overlay.kind + row) != 0
     return result
 
 
 @triton.jit
-def slot_of(rows, row):
-    """int64: the place of the row's request in the tables of edits, -1 if it edits nothing; the row is not skipped."""
-    return tl.load(rows.edits.tables.slot_of + tl.load(rows.edits.state_rows + row))
-
-
-@triton.jit
-def _with_drafts(rows, row, ids, entry):
-    """The entries of tokens with the drafts before the row counted as output."""
-    num_drafts = tl.load(rows.edits.local_positions + row)
-    back = 0
-    while back < num_drafts:
-        same = ids == tl.load(rows.edits.input_ids + row - back)
-        entry = tl.where(same, (entry | SEEN) + ONE, entry)
-        back += 1
-    return entry
-
-
-@triton.jit
-def _forbidden(entry, too_short, only_allowed):
-    """Whether tokens may not be drawn, bad words apart."""
-    forbidden = ((entry & MASKED) != 0) | (((entry & STOPS) != 0) & too_short)
-    return forbidden | (((entry & ALLOWED) == 0) & only_allowed)
-
-
-@triton.jit
-def _penalised(penalties, x, entry):
-    repetition, frequency, presence = tl.load(penalties), tl.load(penalties + 1), tl.load(penalties + 2)
-    count = entry >> COUNT_SHIFT
-    x = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
-    return x - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
-
-
-@triton.jit
-def _bits(words, rows, ids, mask):
+def bits_of(words, rows, ids, mask):
+    """Bit id & 31 of word id >> 5; False where masked or no token."""
     mask = mask & (ids < rows.vocab_size)
     return ((tl.load(words + (ids >> 5), mask=mask, other=0) >> (ids & 31)) & 1) != 0

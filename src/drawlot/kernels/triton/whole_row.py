@@ -12,7 +12,7 @@ from drawlot.kernels.triton.scan import of_each, tile_maxima, tile_sums
 from drawlot.kernels.triton.slow_cut import mass_up_to, slow_cut
 from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, temperature_of
 from drawlot.kernels.triton.summary import WHOLE, put, put_cut
-from drawlot.kernels.triton.values import MINUS_INF, ids_of, load_values, order_of, slices_of, slot_of, value_of
+from drawlot.kernels.triton.values import MINUS_INF, load_values, order_of, slices_of, value_of
 
 NUM_ABOVE, MASS_ABOVE, MASS_FROM_LINE = (tl.constexpr(i) for i in range(3))
 """Places in `Whole.sums`"""
@@ -147,17 +147,7 @@ def _keys_of_kept(rows, row, tile, mask, WIDE: tl.constexpr):
 @triton.jit
 def kept_tiles(rows, row, tile, mask, cut_value, cut_id, scale):
     """Maxima of tiles [M], and sums of what a cut keeps of them, laid out as in the scan."""
-    if rows.edits is None:
-        maxima, sums = _kept_of(rows, row, slices_of(tile), mask, cut_value, cut_id, scale)
-    elif slot_of(rows, row) < 0:
-        maxima, sums = _kept_of(rows, row, slices_of(tile), mask, cut_value, cut_id, scale)
-    else:
-        maxima, sums = _kept_of(rows, row, ids_of(tile), mask, cut_value, cut_id, scale)
-    return maxima, sums
-
-
-@triton.jit
-def _kept_of(rows, row, ids, mask, cut_value, cut_id, scale):
+    ids = slices_of(tile)
     x = load_values(rows, row, ids, of_each(mask, ids))
     kept = (x > cut_value) | ((x == cut_value) & (ids <= cut_id))
     maxima = tile_maxima(x)

@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted
-from drawlot.kernels.triton.arguments import Columns, Lists, Overlay, RowEdits, Rows, Summary, Tiles, Wanted, Whole
+from drawlot.kernels.triton.arguments import Columns, Lists, Overlay, Rows, Summary, Tiles, Wanted, Whole
 from drawlot.kernels.triton.edits import overlay_of
 
 SCAN_TILES = 16
@@ -122,12 +122,10 @@ class Workspace(NamedTuple):
 
 def rows_of(logits: Tensor, edits: Edits) -> Rows:
     """What the kernels read of logits [N, V]."""
-    return edited_rows(logits, logits.shape[1], edits.bitmask, overlay_of(logits, edits), None)
+    return edited_rows(logits, logits.shape[1], edits.bitmask, overlay_of(logits, edits))
 
 
-def edited_rows(
-    logits: Tensor, vocab_size: int, bitmask: Tensor | None, overlay: Overlay | None, edits: RowEdits | None
-) -> Rows:
+def edited_rows(logits: Tensor, vocab_size: int, bitmask: Tensor | None, edits: Overlay | None) -> Rows:
     """What the kernels read of logits [N, >= V]; copies only what has columns that are not adjacent."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -137,7 +135,7 @@ def edited_rows(
             bitmask = bitmask.contiguous()
         bitmask_stride = bitmask.stride(0)
     num_tiles = triton.cdiv(vocab_size, TILE)
-    return Rows(logits, logits.stride(0), vocab_size, num_tiles, bitmask, bitmask_stride, overlay, edits)
+    return Rows(logits, logits.stride(0), vocab_size, num_tiles, bitmask, bitmask_stride, edits, None)
 
 
 def wanted_of(wanted: LogprobsWanted) -> Wanted:

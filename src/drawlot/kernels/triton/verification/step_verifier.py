@@ -206,14 +206,14 @@ class StepVerifier:
     ) -> VerifiedRows:
         steps, columns = self._steps, self._steps._plan().columns
         memory = self._memory
-        target, states = steps._rows(logits, rows, bitmask), steps._states(rows, n)
+        target, states = steps._rows(logits, bitmask), steps._states(rows, n)
         plain, packed_states = pack(target), pack(states)
         masked = pack(target._replace(overlay=memory.overlay))
         drafts = self._drafts(n, num_reqs, rows, draft_token_ids, draft_logits, draft_lse)
         step = pack(Step(packed_states, drafts))
         width = 1 if drafts.sparse is None else drafts.sparse.width
         plan = self._plan(width, has_laws=draft_logits is not None)
-        steps._edits.find_bad_words(n, plain, packed_states)
+        steps._edits.lay_over(n, rows, plain)
         blocks = triton.cdiv(steps._num_tiles, SCAN_TILES)
         sums = draft_lse is None and isinstance(draft_logits, Tensor)
         lines = num_reqs * self._num_drafts if sums else 0

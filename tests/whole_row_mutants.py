@@ -127,6 +127,6 @@ OF_THE_DRAW = [
     KernelMutant(
         "equals before it forgotten", ranks.count_ranks, "tl.where(tile < own_tile", "tl.where(tile < 0", _BOTH
     ),
-    KernelMutant("its own tile not read", ranks.count_ranks, "(maxima >= line)", "(maxima > line)", _BOTH),
+    KernelMutant("its own tile not read", ranks.count_ranks, "(maxima >= own_x)", "(maxima > own_x)", _BOTH),
 ]
 ALL = [*OF_READING, *OF_THE_CUT, *OF_THE_SLOW_CUT, *OF_THE_DRAW]

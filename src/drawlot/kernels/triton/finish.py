@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.column_values import put_column, result_of
-from drawlot.kernels.triton.from_list import begin_list, draw_from_list
+from drawlot.kernels.triton.from_list import begin_list, draw_from_list, mass_for_top_p, may_hold
 from drawlot.kernels.triton.listing import clear_list, survey
 from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.pdl import follow
@@ -110,7 +110,9 @@ def finish_kernel(
 
     row_max = value_of(highest)
     # A row whose filters keep everything draws as one without filters, to the bit: where its tokens fit, both list.
-    lists_it = (temperature != 0) & ((filtered & (top_k <= ROOM)) | (num_tiles <= ROOM))
+    row_mass = mass_for_top_p(maxima, sums, row_max, temperature, (top_k, top_p, min_p))
+    may_list = may_hold(row_mass, (top_k, top_p, min_p), ROOM)
+    lists_it = (temperature != 0) & ((filtered & may_list) | (num_tiles <= ROOM))
     begun = found[0], num_tiles, num_tiles, tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK, GROUP], tl.float32)
     if lists_it:
         begun = begin_list(rows, None, row, lists, maxima, best_groups, found, (top_k, top_p, min_p), T, ROOM, BLOCK)
@@ -155,12 +157,11 @@ def finish_kernel(
             drawn,
             summary,
             row,
-            maxima,
-            sums,
             begun,
             row_max,
             temperature,
             (top_k, top_p, min_p),
+            row_mass,
             key,
             columns,
             wants & is_known,

@@ -27,6 +27,24 @@ _FEW_TILES = tl.constexpr(64)
 
 
 @triton.jit
+def mass_for_top_p(maxima, sums, row_max, temperature, filters):
+    """float32: the mass of a row, where top_p has no other limit; else 0. maxima, sums: [T], of its tiles."""
+    top_k, top_p, _min_p = filters
+    mass = tl.zeros([], tl.float32)
+    if (top_k <= 0) & (top_p < 1):
+        shift = tl.where(sums > 0, maxima - row_max, 0.0)
+        mass = tl.sum(sums * tl.exp(shift * scale_of(temperature)))
+    return mass
+
+
+@triton.jit
+def may_hold(row_mass, filters, ROOM: tl.constexpr):
+    """Whether a list may hold what a row keeps: no token weighs more than 1. row_mass: of `mass_for_top_p`."""
+    top_k, top_p, min_p = filters
+    return (top_k <= ROOM) & ((min_p > 0) | (top_p * row_mass <= ROOM))
+
+
+@triton.jit
 def begin_list(
     rows,
     refused,
@@ -75,12 +93,11 @@ def draw_from_list(
     drawn,
     summary,
     row,
-    maxima,
-    sums,
     begun,
     row_max,
     temperature,
     filters,
+    row_mass,
     key,
     columns,
     has_column,
@@ -95,8 +112,8 @@ def draw_from_list(
 ):
     """Whether the list held all that the row keeps; if so, its token and summary are stored.
 
-    maxima, sums: float32 [T], of the row's tiles; begun: what `begin_list` returns; filters, key: what `filters_of` and
-    `noise_key` of `states` return; has_column: whether columns, if there are any, are to have the token; counts:
+    begun: what `begin_list` returns; filters, key: what `filters_of` and `noise_key` of `states` return; row_mass: what
+    `mass_for_top_p` does; has_column: whether columns, if there are any, are to have the token; counts:
     whether to count the row in `undecided` as soon as the list decides it; raw_log_mass: of the raw logits, if they
     have the same values.
     """
@@ -105,9 +122,7 @@ def draw_from_list(
     mass = tl.exp(z)
     # Early, where other work waits for memory.
     noises = noises_of_list(token, key, TARGET_TILE, TARGET_TOKEN, WIDE)
-    done, rank, num_kept, total = cut_list(
-        lists, row, maxima, sums, begun[0], listed, value, token, z, mass, row_max, temperature, filters, ROOM
-    )
+    done, rank, num_kept, total = cut_list(lists, row, begun[0], listed, value, token, z, mass, filters, row_mass, ROOM)
     if done:
         if counts:
             tl.atomic_add(undecided, 1, sem="relaxed")
@@ -149,23 +164,20 @@ def noises_of_list(token, key, tile_stream, token_stream, WIDE: tl.constexpr):
 def cut_list(
     lists,
     row,
-    maxima,
-    sums,
     line,
     listed,
     value,
     token,
     z,
     mass,
-    row_max,
-    temperature,
     filters,
+    row_mass,
     ROOM: tl.constexpr,
 ):
     """Whether a list holds all that its row keeps; ranks of its tokens, how many are kept, and their mass (int64).
 
-    line: that tokens of the list reach; listed, value, token: what `list_row` returns; z, mass: of the tokens; the rest
-    as for `draw_from_list`.
+    line: that tokens of the list reach; listed, value, token: what `list_row` returns; z, mass: of the tokens;
+    row_mass: what `mass_for_top_p` returns; the rest as for `draw_from_list`.
     """
     top_k, top_p, min_p = filters
     slot = tl.arange(0, ROOM)
@@ -191,10 +203,8 @@ def cut_list(
         limit = top_p * total.to(tl.float64)
         if not done:
             # Without a limit the mass that top_p counts is the row's, unless min_p cuts it below the list's end.
-            shift = tl.where(sums > 0, maxima - row_max, 0.0)
-            row_mass = tl.sum(sums * tl.exp(shift * scale_of(temperature))).to(tl.float64) * FIXED_POINT
-            done = (min_p == 0) & (total >= top_p * row_mass)
-            limit = top_p * row_mass
+            limit = top_p * (row_mass.to(tl.float64) * FIXED_POINT)
+            done = (min_p == 0) & (total >= limit)
         before = up_to - in_order
         within = ((before.to(tl.float64) < limit) | (slot == 0)) & (slot < num_kept)
         num_kept = total_of(within.to(tl.int32))

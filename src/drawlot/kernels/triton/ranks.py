@@ -27,11 +27,10 @@ def count_ranks(
     token = tl.load(drawn.token_ids + row).to(tl.int32)
     own = token + tl.arange(0, 1)
     own_x = tl.max(load_as(rows, row, own, own >= 0, RAW))
-    # Tiles below the token are not read, unless their maxima are of other values.
-    line = own_x
+    # Tiles below the token are not read. Edited values say nothing of raw ones, whose tiles have maxima of their own.
+    apart = row != row
     if RAW:
-        if is_edited(rows, row):
-            line = tl.full([], float("-inf"), tl.float32)
+        apart = is_edited(rows, row)
     is_first = part == 0
     if columns is not None:
         if is_first:
@@ -41,10 +40,10 @@ def count_ranks(
             tl.store(columns.logprobs + row, result_of(own_x, maximum, log_mass, temperature, RAW, LOGITS))
     num_before = tl.zeros([], tl.int32)
     own_tile = token // TILE
-    tile, maxima = _maxima(rows, tiles, row, part, stop, TILES)
+    tile, maxima = _maxima(rows, tiles, row, apart, part, stop, RAW, TILES)
     while part < stop:
-        next_tile, next_maxima = _maxima(rows, tiles, row, part + 1, stop, TILES)
-        x = load_as(rows, row, ids_of(tile), ((tile < rows.num_tiles) & (maxima >= line))[:, None], RAW)
+        next_tile, next_maxima = _maxima(rows, tiles, row, apart, part + 1, stop, RAW, TILES)
+        x = load_as(rows, row, ids_of(tile), ((tile < rows.num_tiles) & (maxima >= own_x))[:, None], RAW)
         # Of equal tokens those with lower ids come before: all in tiles before its own, none in those after.
         least = tl.where(tile < own_tile, own_x, value_of(order_of(own_x) + 1))
         num_before += total_of((x >= least[:, None]).to(tl.int32).reshape(TILES * TILE))
@@ -61,8 +60,12 @@ def count_ranks(
 
 
 @triton.jit
-def _maxima(rows, tiles, row, part, stop, TILES: tl.constexpr):
-    """Tiles of a part and their maxima."""
-    tile = part * TILES + tl.arange(0, TILES)
-    mask = tile < tl.minimum(rows.num_tiles, stop * TILES)
-    return tile, tl.load(tiles.maxima + row * tiles.stride + tile, mask=mask, other=MINUS_INF)
+def _maxima(rows, tiles, row, apart, part, stop, RAW: tl.constexpr, TILES: tl.constexpr):
+    """Tiles of a part and their maxima; apart: of the raw values."""
+    tile, at = part * TILES + tl.arange(0, TILES), row * tiles.stride + part * TILES + tl.arange(0, TILES)
+    end = tl.minimum(rows.num_tiles, stop * TILES)
+    maxima = tl.load(tiles.maxima + at, mask=tile < tl.where(apart, 0, end), other=MINUS_INF)
+    if RAW:
+        raw_maxima = tl.load(tiles.raw_maxima + at, mask=tile < tl.where(apart, end, 0), other=MINUS_INF)
+        maxima = tl.maximum(maxima, raw_maxima)
+    return tile, maxima

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.from_list import begin_list, cut_list, list_row, noises_of_list
+from drawlot.kernels.triton.from_list import begin_list, cut_list, list_row, mass_for_top_p, may_hold, noises_of_list
 from drawlot.kernels.triton.listing import survey
 from drawlot.kernels.triton.race import z_of
 from drawlot.kernels.triton.reduce import of_fixed
@@ -64,7 +64,8 @@ def cut_row(
     cut_value, cut_id = tl.full([], float("-inf"), tl.float32), tl.full([], -1, tl.int32)
     mass = tl.full([], 1.0, tl.float32)
     value, token, draft_logits, tile_noise, token_noise = no_list(ROOM, WIDE)
-    if (status == 0) & ((top_k <= ROOM) | (num_tiles <= ROOM)):
+    row_mass = mass_for_top_p(maxima, sums, row_max, temperature, filters)
+    if (status == 0) & (may_hold(row_mass, filters, ROOM) | (num_tiles <= ROOM)):
         begun = begin_list(rows, refused, row, lists, maxima, best_groups, found, filters, T, ROOM, GROUPS)
         listed, value, token = list_row(rows, refused, lists, row, begun, ROOM, GROUPS)
         draft_logits = load_draft_logits(drafts, (line,), token, token < LAST_ID)
@@ -73,7 +74,7 @@ def cut_row(
         streams = tile_stream(residual, usual), token_stream(residual, usual)
         tile_noise, token_noise = noises_of_list(token, key, streams[0], streams[1], WIDE)
         done, rank, num_kept, total = cut_list(
-            lists, row, maxima, sums, begun[0], listed, value, token, z, tl.exp(z), row_max, temperature, filters, ROOM
+            lists, row, begun[0], listed, value, token, z, tl.exp(z), filters, row_mass, ROOM
         )
         if done:
             tl.atomic_add(tiles.control + UNDECIDED, 1, sem="relaxed")

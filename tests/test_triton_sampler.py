@@ -12,7 +12,11 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
+from triton.runtime.errors import InterpreterError
+
 from drawlot import InputError, LogitsRows, RowStatus, Sampler, SamplerOutput, SamplingParams
+from tests import edit_mutants
+from tests.kernel_mutant import KernelMutant
 from tests.without_gpu import counted
 
 # The interpreter computes in NumPy, which warns where a GPU does not.
@@ -96,10 +100,10 @@ def few_tokens(rng: np.random.Generator, n: int) -> torch.Tensor:
     return torch.from_numpy(logits)
 
 
-def test_steps_of_requests_that_come_and_go() -> None:
+def take_steps(mode: str) -> None:
+    """Steps of requests that come and go, by both."""
     rng = np.random.default_rng(1)
-    # By this mode the columns show what edits did to every likely token.
-    pair = Pair(9, "processed_logprobs")
+    pair = Pair(9, mode)
     alive: dict[int, int] = {}  # row: position
     for step in range(10):
         if step < 7:
@@ -112,9 +116,10 @@ def test_steps_of_requests_that_come_and_go() -> None:
                 pair.remove(row)
                 del alive[row]
             pair.add(4, SamplingParams(seed=9, frequency_penalty=1.0, logprobs=0), [3])  # in a freed row
-            alive[4] = 1
+            pair.add(8, SamplingParams(seed=10, logprobs=9), [3])  # edits nothing
+            alive[4] = alive[8] = 1
         requests = rng.permutation([*alive, -1]).tolist()
-        drafts = [rng.integers(0, 5, rng.integers(0, 3) if step % 3 == 2 else 0).tolist() for _ in requests]
+        drafts = [rng.integers(0, 10, rng.integers(0, 3) if step % 3 == 2 else 0).tolist() for _ in requests]
         rows = rows_of(requests, [alive.get(row, 0) for row in requests], drafts)
         out = pair.draw(few_tokens(rng, len(rows.positions)), rows)
         # Of each request's rows the first ones are emitted, whatever the drafts.
@@ -127,6 +132,23 @@ def test_steps_of_requests_that_come_and_go() -> None:
             if row >= 0:
                 alive[row] += num_sampled[-1]
         pair.commit(requests, emitted, num_sampled)
+
+
+# Columns of processed logprobs show what edits did to every likely token, ranks of raw ones what they did not.
+MODES = ("processed_logprobs", "raw_logprobs")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_steps_of_requests_that_come_and_go(mode: str) -> None:
+    take_steps(mode)
+
+
+@pytest.mark.parametrize("mutant", edit_mutants.ALL, ids=lambda mutant: mutant.name)
+def test_wrong_edits_are_seen(mutant: KernelMutant) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("for Triton's interpreter")
+    with mutant.planted(), pytest.raises((AssertionError, InterpreterError)):
+        list(map(take_steps, MODES))
 
 
 def test_raw_logprobs_know_nothing_of_edits() -> None:

@@ -9,7 +9,7 @@ ALL = [
         "three tokens of a word alone", _LAYS, "bit3, left = _next_bit(left)", "bit3, left = _next_bit(left * 0)"
     ),
     KernelMutant("drafts touch nothing", _LAYS, "tl.where(word == draft >> 5,", "tl.where(word == -1,"),
-    KernelMutant("drafts are not counted", _LAYS, "(entry | SEEN) + ONE", "(entry | SEEN)"),
+    KernelMutant("drafts are not counted", edit_kernels._with_drafts, "(entry | SEEN) + ONE", "(entry | SEEN)"),
     KernelMutant("others than the allowed", _LAYS, "tl.where(only_allowed, 2, 1)", "tl.where(only_allowed, 1, 1)"),
     KernelMutant("stops where they may not", _LAYS, "& too_short)", "& (too_short == 0))"),
     KernelMutant("bad words forgotten", _LAYS, "if num_bad_words != 0:", "if num_bad_words < 0:"),

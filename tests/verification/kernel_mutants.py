@@ -1,6 +1,6 @@
 """Wrong Triton kernels of verification, each a few characters away from the right ones, and worlds that show them."""
 
-from drawlot.kernels.triton import values
+from drawlot.kernels.triton import edit_kernels
 from drawlot.kernels.triton.verification import (
     acceptance,
     cut,
@@ -181,14 +181,14 @@ OF_PARAMETERS = [
     KernelMutant("one more than the filters keep", cut.cut_row, "rank == num_kept - 1", "rank == num_kept", "filtered"),
     KernelMutant(
         "penalties without drafts",
-        values._with_drafts,
+        edit_kernels._with_drafts,
         "while back < num_drafts",
         "while back < num_drafts * 0",
         "penalised",
     ),
     KernelMutant(
         "penalties without the last draft",
-        values._with_drafts,
+        edit_kernels._with_drafts,
         "while back < num_drafts",
         "while back < num_drafts - 1",
         "penalised",

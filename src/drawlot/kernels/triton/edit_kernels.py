@@ -64,11 +64,7 @@ def lay_over_kernel(rows, edits, NUM_PARTS: tl.constexpr, WORDS: tl.constexpr, O
         mask, ids = bit >= 0, word[:, None] * 32 + bit
         x = load_raw(rows, row, ids, mask)
         entry = tl.load(tables.entries + slot * tables.vocab_size + ids, mask=mask, other=0)
-        back = 0
-        while back < num_drafts:
-            same = ids == tl.load(edits.input_ids + row - back)
-            entry = tl.where(same, (entry | SEEN) + ONE, entry)
-            back += 1
+        entry = _with_drafts(edits, row, num_drafts, ids, entry)
         forbidden = ((entry & MASKED) != 0) | (((entry & STOPS) != 0) & too_short)
         forbidden = forbidden | (((entry & ALLOWED) == 0) & only_allowed)
         if num_bad_words != 0:
@@ -84,6 +80,17 @@ def lay_over_kernel(rows, edits, NUM_PARTS: tl.constexpr, WORDS: tl.constexpr, O
         penalised = penalised - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
         x = tl.where((entry & SEEN) != 0, penalised, x)
         tl.store(overlay.new_values + row * overlay.width + ids, x, mask=mask)
+
+
+@triton.jit
+def _with_drafts(edits, row, num_drafts, ids, entry):
+    """The entries of tokens with the drafts before the row counted as output."""
+    back = 0
+    while back < num_drafts:
+        same = ids == tl.load(edits.input_ids + row - back)
+        entry = tl.where(same, (entry | SEEN) + ONE, entry)
+        back += 1
+    return entry
 
 
 @triton.jit

@@ -38,6 +38,12 @@ def test_sampling() -> None:
     assert [name for name in names if name != "write_kernel"] == ["scan_kernel", *OF_FINISH]
 
 
+def test_requests_with_edits() -> None:
+    edits = 'repetition_penalty=1.2, logit_bias={3: 1.0}, bad_words=["no"]'
+    names = compiled(SAMPLES.replace("logprobs=0), [1]", f"logprobs=5, {edits}), [1], bad_words_token_ids=[[1, 2]]"))
+    assert names == ["write_kernel", "bad_words_kernel", "lay_over_kernel", "scan_kernel", *OF_FINISH, "columns_kernel"]
+
+
 def test_verification_with_filters_of_few_tokens() -> None:
     # 3 tokens: numbers that are 1 are constants for the compiler.
     params = {"top_k": 2, "top_p": 0.9, "logprobs": 0}

@@ -16,6 +16,6 @@ ALL = [
     KernelMutant("bias forgotten", _LAYS, "if has_bias:", "if num_bad_words < 0:"),
     KernelMutant("the prompt is present", _LAYS, "tl.where(count > 0, presence, 0.0)", "presence"),
     KernelMutant("who edits nothing has another's edits", _LAYS, "tl.where(slot < 0, 0,", "tl.where(slot < -1, 0,"),
-    KernelMutant("masks come last", _LAYS, "x = tl.where(forbidden, MINUS_INF, x)", "x = x + 0.0"),
+    KernelMutant("masks forgotten", _LAYS, "x = tl.where(forbidden, MINUS_INF, x)", "x = x + 0.0"),
     KernelMutant("raw ranks by edited maxima", ranks.count_ranks, "apart = is_edited(rows, row)", "apart = row != row"),
 ]

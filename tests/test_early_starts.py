@@ -69,19 +69,27 @@ def test_who_may_come_first_touches_nothing_early() -> None:
     assert who_touches_what_is_not_ours() == set()
 
 
+def following_late(kernel: Any, indent: str, until: str) -> KernelMutant:
+    """A kernel that follows the launch before it only where its source comes to `until`."""
+    follows = f"{indent}follow(OVERLAP)\n"
+    early = inspect.getsource(kernel.fn).split(follows)[1].split(until)[0]
+    assert "tl.load(" in early or "count" in early
+    return KernelMutant("follows late", kernel, follows + early, early + follows)
+
+
 def test_counting_before_the_scan_has_cleared_is_seen() -> None:
-    follows = "        follow(OVERLAP)\n"
-    counts = inspect.getsource(laws.law_kernel.fn).split(follows)[1].split("        if column == 0:")[0]
-    assert "rows_known" in counts
-    mutant = KernelMutant("counted too early", laws.law_kernel, follows + counts, counts + follows)
-    with mutant.planted():
+    with following_late(laws.law_kernel, 8 * " ", "        if column == 0:").planted():
         assert early_starts.touched_too_early(steps()) == ["law_kernel"]
 
 
-def test_clearing_before_what_comes_before_has_ended_is_seen() -> None:
-    follows = "    follow(OVERLAP)\n"
-    early = inspect.getsource(scan.scan_block.fn).split(follows)[1].split("    if state >= 0:")[0]
-    assert "tiles.control" in early
-    mutant = KernelMutant("cleared too early", scan.scan_block, follows + early, early + follows)
-    with mutant.planted():
-        assert who_touches_what_is_not_ours() == {"scan_kernel", "scan_step_kernel"}
+@pytest.mark.parametrize(
+    ("kernel", "until", "seen"),
+    [
+        (scan.scan_block, "    if state >= 0:", {"scan_kernel", "scan_step_kernel"}),
+        (edit_kernels.lay_over_kernel, "    # All at once", {"lay_over_kernel"}),
+    ],
+    ids=["scan", "edits"],
+)
+def test_who_may_come_first_and_touches_something_early_is_seen(kernel: Any, until: str, seen: set[str]) -> None:
+    with following_late(kernel, 4 * " ", until).planted():
+        assert who_touches_what_is_not_ours() == seen

@@ -23,6 +23,7 @@ from tests.without_gpu import counted
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+INTERPRETED = pytest.mark.skipif(torch.cuda.is_available(), reason="for Triton's interpreter")
 V = 300
 
 
@@ -143,12 +144,31 @@ def test_steps_of_requests_that_come_and_go(mode: str) -> None:
     take_steps(mode)
 
 
+@INTERPRETED
 @pytest.mark.parametrize("mutant", edit_mutants.ALL, ids=lambda mutant: mutant.name)
 def test_wrong_edits_are_seen(mutant: KernelMutant) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("for Triton's interpreter")
-    with mutant.planted(), pytest.raises((AssertionError, InterpreterError)):
+    with mutant.planted(), pytest.raises(AssertionError):
         list(map(take_steps, MODES))
+
+
+def tokens_after(draft: int) -> list[int]:
+    """What the two rows of a request draw, the later one after a draft; its memory ends where the rows' does."""
+    sampler = Sampler(1, V, device=DEVICE, backend="triton")
+    sampler.add_request(0, SamplingParams(seed=1, repetition_penalty=3.0), [1, 2, 3])
+    logits = few_tokens(np.random.default_rng(2), 2).to(DEVICE)
+    return sampler(logits, rows_of([0], [3], [[draft]])).token_ids.tolist()
+
+
+def test_a_draft_outside_of_the_vocabulary_edits_nothing() -> None:
+    assert tokens_after(V + 10) == tokens_after(-1)
+
+
+@INTERPRETED
+def test_values_past_the_vocabulary_are_seen() -> None:
+    inside = "(bit >= 0) & (ids < rows.vocab_size)"
+    mutant = KernelMutant("past the vocabulary", edit_mutants.edit_kernels.lay_over_kernel, inside, "bit >= 0")
+    with mutant.planted(), pytest.raises(InterpreterError, match="OutOfBounds"):
+        tokens_after(V + 10)
 
 
 def test_raw_logprobs_know_nothing_of_edits() -> None:

@@ -61,7 +61,9 @@ def lay_over_kernel(rows, edits, NUM_PARTS: tl.constexpr, WORDS: tl.constexpr, O
         bit2, left = _next_bit(left)
         bit3, left = _next_bit(left)
         bit = tl.join(tl.join(bit0, bit2), tl.join(bit1, bit3)).reshape(WORDS, 4)
-        mask, ids = bit >= 0, word[:, None] * 32 + bit
+        ids = word[:, None] * 32 + bit
+        # A draft may be no token.
+        mask = (bit >= 0) & (ids < rows.vocab_size)
         x = load_raw(rows, row, ids, mask)
         entry = tl.load(tables.entries + slot * tables.vocab_size + ids, mask=mask, other=0)
         entry = _with_drafts(edits, row, num_drafts, ids, entry)

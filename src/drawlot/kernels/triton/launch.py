@@ -115,7 +115,6 @@ class Launch:
             self._kernel[(programs,)](*arguments, **_options(self._forms[-1][1], first.stand_in))
             return
         device = driver.active.get_current_device()
-        most = self._forms[-1][0]
         for most, _ in self._forms:
             if programs <= most:
                 break

@@ -71,7 +71,7 @@ def load_values(rows, row, ids, mask):
 def grammar_masked(rows, row, x, ids, mask):
     """Logits under the bitmask."""
     if rows.bitmask is not None:
-        x = tl.where(bits_of(rows.bitmask + row * rows.bitmask_stride, rows, ids, mask), x, MINUS_INF)
+        x = tl.where(_bits(rows.bitmask + row * rows.bitmask_stride, rows, ids, mask), x, MINUS_INF)
     return x
 
 
@@ -86,7 +86,7 @@ def _laid_over(overlay, rows, row, x, ids, mask):
     if overlay is not None:
         kind = tl.load(overlay.kind + row)
         if kind != 0:
-            touched = bits_of(overlay.touched + row * overlay.words, rows, ids, mask)
+            touched = _bits(overlay.touched + row * overlay.words, rows, ids, mask)
             new = tl.load(overlay.new_values + row * overlay.width + ids, mask=touched, other=0.0)
             x = tl.where(touched, new, tl.where(kind == 2, MINUS_INF, x))
     return x
@@ -108,7 +108,7 @@ def touches(overlay, row):
 
 
 @triton.jit
-def bits_of(words, rows, ids, mask):
+def _bits(words, rows, ids, mask):
     """Bit id & 31 of word id >> 5; False where masked or no token."""
     mask = mask & (ids < rows.vocab_size)
     return ((tl.load(words + (ids >> 5), mask=mask, other=0) >> (ids & 31)) & 1) != 0

@@ -244,7 +244,7 @@ class StepVerifier:
     def _put_many(self, rows: Rows, states: States, columns: Columns) -> None:
         """The top tokens of requests that want more than a list holds."""
         steps, verified, n = self._steps, self._memory.verified, len(columns.ids)
-        max_top = max(steps._num_top.values(), default=0)
+        max_top = steps._asked().top
         if max_top > ROOM:
             index = states.index.clamp(min=0)
             wanted, num_top = steps._wanted.wanted[index] != 0, steps._wanted.num_top[index]

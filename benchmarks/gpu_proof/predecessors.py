@@ -1,7 +1,7 @@
 """A captured step whose scan may be set up early draws from what is there when all before it has ended.
 
 What comes right before the scan: nothing, a copy, a kernel, work of two streams, another step. None of these lets the
-scan overtake it, so one that does not wait passes too: that it touches nothing early `tests/test_early_starts.py` shows.
+scan overtake it, so one that does not wait passes: that it touches nothing early `tests/test_early_starts.py` shows.
 """
 
 import torch

@@ -6,8 +6,8 @@ case by each variant in turn, by CUDA graph over rotating inputs, so that drift 
 ratios: minutes apart, the same kernels differ by 2 %.
 
 Cases of verification, 4 drafts, V = 128,256: verify-block-8, verify-filters-64, ... by the number of requests; of
-sampling: k50p90-1, no-filter-64, mixed-64, ... (mixes of `drawlot bench sampler`) by the number of rows, and
-k50p90-64-bfloat16.
+sampling: k50p90-1, no-filter-64, mixed-64, ... (mixes of `drawlot bench sampler`) by the number of rows; further parts
+name dtype, distribution and vocabulary where they are others: k50p90-256-bfloat16-v151936, flat-64-normal1.
 """
 
 import argparse
@@ -27,6 +27,7 @@ import torch
 from benchmarks import verify_gpu
 from drawlot.entrypoints.sampler_benchmark import timing, workload
 from drawlot.entrypoints.sampler_benchmark.cases import Case
+from drawlot.entrypoints.sampler_benchmark.distributions import DISTRIBUTIONS
 from drawlot.entrypoints.sampler_benchmark.environment import environment
 from drawlot.entrypoints.sampler_benchmark.mixes import MIXES
 
@@ -45,16 +46,18 @@ VERIFIED: dict[str, verify_gpu.Case] = {
 """Those of `verify_gpu`, for any number of requests"""
 
 
-def parts_of(name: str) -> tuple[str, int, str]:
-    """Kind, number and dtype of a case.
+def parts_of(name: str) -> tuple[str, int, dict[str, Any]]:
+    """Kind and number of a case, and what else `Case` is to know.
 
     Raises:
         ValueError: There is no such case.
     """
-    match = re.fullmatch(r"(.+?)-([1-9]\d*)(?:-(bfloat16|float16))?", name)
-    if match is None or match[1] not in (*VERIFIED, *MIXES) or (match[3] and match[1] in VERIFIED):
+    distributions = "|".join(DISTRIBUTIONS)
+    match = re.fullmatch(rf"(.+?)-([1-9]\d*)(?:-(bfloat16|float16))?(?:-({distributions}))?(?:-v(\d+))?", name)
+    if match is None or match[1] not in (*VERIFIED, *MIXES) or (any(match.groups()[2:]) and match[1] in VERIFIED):
         raise ValueError(f"{name!r} is no case; there are {', '.join((*VERIFIED, *MIXES))}, each with a number")
-    return match[1], int(match[2]), match[3] or "float32"
+    given = {"dtype": match[3], "distribution": match[4], "vocab_size": int(match[5]) if match[5] else VOCAB_SIZE}
+    return match[1], int(match[2]), {field: value for field, value in given.items() if value}
 
 
 def prepared(name: str) -> Callable[[], list[float]]:
@@ -63,7 +66,7 @@ def prepared(name: str) -> Callable[[], list[float]]:
     Raises:
         RuntimeError: It does not draw what the torch backend draws on the CPU.
     """
-    device, (kind, number, dtype) = torch.device("cuda"), parts_of(name)
+    device, (kind, number, others) = torch.device("cuda"), parts_of(name)
     if kind in VERIFIED:
         case = replace(VERIFIED[kind], requests=number)
         inputs = verify_gpu.inputs_of(case, VOCAB_SIZE, device)
@@ -72,7 +75,7 @@ def prepared(name: str) -> Callable[[], list[float]]:
         if not equality["passed"]:
             raise RuntimeError(f"{name}: {equality['wrong']}")
         return lambda: verify_gpu.microseconds(step)
-    work = workload.make(Case(number, VOCAB_SIZE, mix=kind, dtype=dtype), device)
+    work = workload.make(Case(number, mix=kind, **others), device)
     sampler = work.sampler("triton")
     steps = timing.make_round(lambda logits: sampler(logits, work.rows), work.buffers, 1, graph=True)
     on_cpu = workload.Workload(work.case, [work.buffers[0].cpu()], work.history)

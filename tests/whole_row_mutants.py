@@ -5,17 +5,10 @@ from tests.kernel_mutant import KernelMutant
 
 _BOTH = "top-k and top-p"
 _MISSED, _NO_ROOM, _BORDERS = "the cut lies elsewhere: ", "no room for the list: ", "borders that are tokens: "
+_AS_THEY_ARE = "tl.load(whole.ranges + row * NUM_RANGES + tl.arange(0, NUM_RANGES))"
 OF_READING = [
-    KernelMutant(
-        "mass from low on",
-        whole_rows._gather,
-        "_fixed(sum_of(tl.where(x >= high",
-        "_fixed(sum_of(tl.where(x >= low",
-        _BOTH,
-    ),
-    KernelMutant(
-        "number from low on", whole_rows._gather, "total_of((x >= high)", "total_of((x >= low)", "min-p and top-k"
-    ),
+    KernelMutant("mass from low on", whole_rows._gather, "tl.where(x >= high", "tl.where(x >= low", _BOTH),
+    KernelMutant("number from low on", whole_rows._gather, "(x >= high).to", "(x >= low).to", "min-p and top-k"),
     KernelMutant(
         "mass below the line", whole_rows._gather, "tl.where(x >= line", "tl.where(x >= -LARGEST", "min-p and top-p"
     ),
@@ -24,42 +17,33 @@ OF_READING = [
         "min_p forgotten", whole_rows._gather, "if min_p > 0:\n        line", "if min_p > 1:\n        line", "min-p"
     ),
     KernelMutant("everything listed", whole_rows._gather, "tl.where(is_bottom, line, low)", "line", _MISSED + "top-p"),
+    KernelMutant("a neighbour's id", listing.append_between, "ids + 3, kept3", "ids + 2, kept3", "half"),
     KernelMutant("one of two lost", listing.append_between, "at + kept0 + kept1, x2", "at + kept0, x2", _BOTH),
-    KernelMutant("a neighbour's id", listing.append_between, "ids + 3, kept3", "ids + 2, kept3", _BOTH),
-    KernelMutant("high listed", listing.append_between, "(x0 < high)", "(x0 <= high)", _BORDERS + "top-k"),
+    KernelMutant("high forgotten", whole_rows._gather, "(x >= high).to", "(x > high).to", _BORDERS + "top-k"),
     KernelMutant("one past the room", listing._put, "(at < ROOM)", "(at <= ROOM)", _NO_ROOM + _BOTH),
-    KernelMutant(
-        "one past the short list's room",
-        listing._put_best,
-        "(at < ROOM)",
-        "(at <= ROOM)",
-        _BOTH,
-    ),
+    KernelMutant("one past the short list's room", listing._put_best, "(at < ROOM)", "(at <= ROOM)", _BOTH),
 ]
 OF_THE_CUT = [
-    KernelMutant("number above forgotten", cut_in_list._cut_in_list, "top_k - num_above", "top_k", "top-k"),
+    KernelMutant("number above forgotten", cut_in_list.cut_in_list, "top_k - num_above", "top_k", "top-k"),
+    KernelMutant("p of all", cut_in_list.cut_in_list, "where(top_k > 0, total", "where(top_k < 0, total", _BOTH),
     KernelMutant(
-        "p of all",
-        cut_in_list._cut_in_list,
-        "top_k > 0, kept_mass, shared_out",
-        "top_k < 0, kept_mass, shared_out",
-        _BOTH,
+        "p of what is listed",
+        cut_in_list.cut_in_list,
+        "where(top_k > 0, total",
+        "where(row >= 0, total",
+        "top-p",
     ),
-    KernelMutant("without the last", cut_in_list._cut_in_list, "(ids <= cut_id)", "(ids < cut_id)", _BOTH),
-    KernelMutant("equals above forgotten", cut_in_list._cut_in_list, "above += beyond", "above += beyond * 0", _BOTH),
-    KernelMutant("one too many", cut_in_list._cut_of_few, "in_order < need)", "in_order <= need)", _BOTH),
+    KernelMutant("ranges above forgotten", cut_in_list.cut_in_list, "above += tl.max(", "above += 0 * tl.max(", _BOTH),
+    KernelMutant("a range too far", cut_in_list.cut_in_list, "up_to < need", "up_to <= need", "all but three"),
+    KernelMutant("another range", cut_in_list.cut_in_list, "place, NUM_RANGES)) - 1", "place, NUM_RANGES)) - 2", _BOTH),
+    KernelMutant("more than few", cut_in_list.cut_in_list, "num <= _FEW", "num <= _BLOCK", _BOTH),
+    KernelMutant("ranges not cleared", cut_in_list._clear, "tl.zeros([NUM_RANGES], tl.int64)", _AS_THEY_ARE, _BOTH),
+    KernelMutant("the last of a range left out", cut_in_list._take, "(key <= last)", "(key < last)", "top-p"),
+    KernelMutant("ends of no range", cut_in_list._ends, "tl.maximum(highest,", "tl.minimum(highest,", _BOTH),
+    KernelMutant("weightless", cut_in_list._mass_of, ".to(tl.int64), 1)", ".to(tl.int64), 0)", "top-k"),
+    KernelMutant("one too many", cut_in_list._cut_of_few, "(before < need)", "(before <= need)", _BOTH),
     KernelMutant("one too few", cut_in_list._cut_of_few, "== num_kept - 1", "== num_kept - 2", _BOTH),
-    KernelMutant("the id before", cut_in_list._cut_of_few, "is_cut, token, -1", "is_cut, token - 1, -1", _BOTH),
-    KernelMutant(
-        "above a pivot forgotten",
-        cut_in_list._narrowed,
-        "high, above, num_above = first, of_first",
-        "high, above, num_above = first, above",
-        _BOTH,
-    ),
-    KernelMutant(
-        "a pivot too far", cut_in_list._narrowed, "if of_second >= need", "if of_second > need", "min-p and top-k"
-    ),
+    KernelMutant("the id before", cut_in_list._cut_of_few, "num_kept - 1, key,", "num_kept - 1, key + 1,", _BOTH),
     KernelMutant(
         "holds in any case",
         whole_row.finish_whole_row,
@@ -68,13 +52,7 @@ OF_THE_CUT = [
         _MISSED + "top-k",
     ),
     KernelMutant("room for all", whole_row.finish_whole_row, "(listed <= ROOM)", "(listed >= 0)", _NO_ROOM + _BOTH),
-    KernelMutant(
-        "nothing is below",
-        whole_row.finish_whole_row,
-        "num_kept < num_above",
-        "num_kept <= num_above",
-        _MISSED + "top-p",
-    ),
+    KernelMutant("nothing is below", whole_row.finish_whole_row, "(keeps_all == 0)", "(row >= 0)", _MISSED + "top-p"),
     KernelMutant(
         "mass of the list forgotten",
         whole_row.finish_whole_row,

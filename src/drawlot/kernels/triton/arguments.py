@@ -158,10 +158,12 @@ class Whole(NamedTuple):
     """int64 [N, 4]: what is known of all tokens of a row, see `whole_row.NUM_ABOVE` and the others"""
     listed: Tensor
     """int32 [N]: tokens of the long list, all that the cut may be, counting on where the room ends"""
-    token_values: Tensor
-    """float32 [N, room]"""
-    token_ids: Tensor
-    """int32 [N, room]"""
+    tokens: Tensor
+    """int64 [N, room]: the long list, the bits of a value above its token's id"""
+    ranges: Tensor
+    """int64 [N, 256]: what is in each of so many ranges of values, see `cut_in_list`"""
+    taken: Tensor
+    """int32 [N]: tokens in one of them"""
     kept_sums: Tensor
     """float32 [N, T]: as `Tiles.sums`, of kept tokens; only where `Tiles.undrawn` says who draws"""
 

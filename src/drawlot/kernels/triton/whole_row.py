@@ -67,12 +67,12 @@ def finish_whole_row(
     cut_order, cut_id = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
     if is_cut:
         reach = num_above, mass_above, shared_out
-        cut_order, cut_id, num_kept, mass = cut_in_list(
-            lists, whole, row, reach, filters, low, high, row_max, scale, rows.vocab_size, ROOM
+        cut_order, cut_id, keeps_all, mass = cut_in_list(
+            lists, whole, row, reach, filters, low, high, row_max, scale, ROOM
         )
         if (top_k <= 0) & (top_p < 1):
             # Where all is kept that is listed, the cut may be below.
-            holds = is_bottom | (num_kept < num_above + listed)
+            holds = is_bottom | (keeps_all == 0)
             is_cut = holds
     mass = of_fixed(mass)
     if is_cut == 0:

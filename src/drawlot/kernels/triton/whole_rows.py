@@ -7,7 +7,7 @@ from drawlot.kernels.triton.bracket import LARGEST, min_p_line, sample_bracket
 from drawlot.kernels.triton.listing import append_between
 from drawlot.kernels.triton.pdl import let_next_start, wait_for_previous
 from drawlot.kernels.triton.ranks import count_ranks
-from drawlot.kernels.triton.reduce import FIXED_POINT, sum_of, total_of
+from drawlot.kernels.triton.reduce import FIXED_POINT
 from drawlot.kernels.triton.scan import LOG2_E
 from drawlot.kernels.triton.states import filters_of, scale_of, temperature_of
 from drawlot.kernels.triton.summary import ARRIVALS, COUNT, COUNT_OF_RANKS, UNDECIDED
@@ -117,24 +117,29 @@ def _gather(
         tl.store(whole.low + row, tl.where(is_bottom, line, low))
         tl.store(whole.high + row, high)
         tl.store(whole.line + row, line)
-    mass_above, mass_from_line, num_above = tl.zeros([], tl.int64), tl.zeros([], tl.int64), tl.zeros([], tl.int64)
+    # Parts have one sum each of each thread, whichever program adds them up.
+    THREADS: tl.constexpr = 256
+    mass_above, mass_from_line = tl.zeros([THREADS], tl.int64), tl.zeros([THREADS], tl.int64)
+    num_above = tl.zeros([THREADS], tl.int32)
     x = _load(rows, row, part, stop, TILES)
     while part < stop:
-        # The next while these are weighed.
-        next_x = _load(rows, row, part + 1, stop, TILES)
         append_between(whole, row, x, part * (TILES * TILE), low, high, ROOM)
         mass = tl.exp2((x - row_max) * (scale * LOG2_E))
-        mass_above += _fixed(sum_of(tl.where(x >= high, mass, 0.0)))
-        if top_k > 0:
-            num_above += total_of((x >= high).to(tl.int32))
-        elif min_p > 0:
-            mass_from_line += _fixed(sum_of(tl.where(x >= line, mass, 0.0)))
+        mass_above += _fixed(_of_threads(tl.where(x >= high, mass, 0.0), THREADS))
+        mass_from_line += _fixed(_of_threads(tl.where(x >= line, mass, 0.0), THREADS))
+        num_above += _of_threads((x >= high).to(tl.int32), THREADS)
         part += 1
-        x = next_x
+        x = _load(rows, row, part, stop, TILES)
     sums = whole.sums + row * 4
-    tl.atomic_add(sums + NUM_ABOVE, num_above)
-    tl.atomic_add(sums + MASS_ABOVE, mass_above)
-    tl.atomic_add(sums + MASS_FROM_LINE, mass_from_line)
+    tl.atomic_add(sums + NUM_ABOVE, tl.sum(num_above).to(tl.int64))
+    tl.atomic_add(sums + MASS_ABOVE, tl.sum(mass_above))
+    tl.atomic_add(sums + MASS_FROM_LINE, tl.sum(mass_from_line))
+
+
+@triton.jit
+def _of_threads(x, THREADS: tl.constexpr):
+    """[THREADS]: sums of what each has of a block [N], where it loads four tokens at a time."""
+    return tl.sum(tl.sum(x.reshape(x.shape[0] // 4 // THREADS, THREADS, 4), 2), 0)
 
 
 @triton.jit

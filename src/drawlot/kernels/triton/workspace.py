@@ -9,6 +9,7 @@ from torch import Tensor
 
 from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted
 from drawlot.kernels.triton.arguments import Columns, Lists, Overlay, Rows, Summary, Tiles, Wanted, Whole
+from drawlot.kernels.triton.cut_in_list import NUM_RANGES
 from drawlot.kernels.triton.edits import overlay_of
 
 SCAN_TILES = 16
@@ -112,8 +113,9 @@ class Workspace(NamedTuple):
                 empty(single, n),
                 empty(torch.int64, n, 4),
                 empty(integer, n),
-                empty(single, n, long_room(num_tiles)),
-                empty(integer, n, long_room(num_tiles)),
+                empty(torch.int64, n, long_room(num_tiles)),
+                empty(torch.int64, n, NUM_RANGES.value),
+                empty(integer, n),
                 empty(single, n, width),
             ),
             width,

@@ -94,12 +94,6 @@ def element_of(x, index):
 
 
 @triton.jit
-def sum_of(x):
-    """Sum of a block."""
-    return tl.sum(_folded(x))
-
-
-@triton.jit
 def sum_two(first, second):
     """Sums of two blocks."""
     if _ONE_BY_ONE:

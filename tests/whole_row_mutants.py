@@ -1,47 +1,75 @@
 """Wrong kernels for rows that no short list can cut, and the world of `test_triton_whole_rows` that shows each."""
 
-from drawlot.kernels.triton import cut_in_list, lazy_race, listing, ranks, slow_cut, whole_row, whole_rows
+from drawlot.kernels.triton import cut_in_list, lazy_race, listing, ranges, ranks, slow_cut, whole_row, whole_rows
 from tests.kernel_mutant import KernelMutant
 
 _BOTH = "top-k and top-p"
 _MISSED, _NO_ROOM, _BORDERS = "the cut lies elsewhere: ", "no room for the list: ", "borders that are tokens: "
 _AS_THEY_ARE = "tl.load(whole.ranges + row * NUM_RANGES + tl.arange(0, NUM_RANGES))"
 OF_READING = [
-    KernelMutant("mass from low on", whole_rows._gather, "tl.where(x >= high", "tl.where(x >= low", _BOTH),
-    KernelMutant("number from low on", whole_rows._gather, "(x >= high).to", "(x >= low).to", "min-p and top-k"),
     KernelMutant(
-        "mass below the line", whole_rows._gather, "tl.where(x >= line", "tl.where(x >= -LARGEST", "min-p and top-p"
+        "mass from low on", whole_rows._weigh, "tl.where(is_above, mass", "tl.where(values >= low, mass", "top-k"
     ),
-    KernelMutant("masses at T = 1", whole_rows._gather, "(scale * LOG2_E)", "LOG2_E", "min-p"),
     KernelMutant(
-        "min_p forgotten", whole_rows._gather, "if min_p > 0:\n        line", "if min_p > 1:\n        line", "min-p"
+        "number from low on",
+        whole_rows._weigh,
+        "_of_threads(is_above.to",
+        "_of_threads((values >= low).to",
+        "min-p and top-k",
     ),
-    KernelMutant("everything listed", whole_rows._gather, "tl.where(is_bottom, line, low)", "line", _MISSED + "top-p"),
-    KernelMutant("a neighbour's id", listing.append_between, "ids + 3, kept3", "ids + 2, kept3", "half"),
-    KernelMutant("one of two lost", listing.append_between, "at + kept0 + kept1, x2", "at + kept0, x2", _BOTH),
-    KernelMutant("high forgotten", whole_rows._gather, "(x >= high).to", "(x > high).to", _BORDERS + "top-k"),
-    KernelMutant("one past the room", listing._put, "(at < ROOM)", "(at <= ROOM)", _NO_ROOM + _BOTH),
+    KernelMutant(
+        "mass below the line",
+        whole_rows._weigh,
+        "tl.where(values >= line",
+        "tl.where(values >= -LARGEST",
+        "min-p and top-p",
+    ),
+    KernelMutant(
+        "masses at T = 1",
+        whole_rows._weigh,
+        "mass_of(values, row_max, scale)",
+        "mass_of(values, row_max, 1.0)",
+        "min-p",
+    ),
+    KernelMutant(
+        "min_p forgotten", whole_rows._weigh, "if min_p > 0:\n        line", "if min_p > 1:\n        line", "min-p"
+    ),
+    KernelMutant(
+        "another range listed", ranges.range_of_cut, "place, NUM_RANGES)) - 1", "place, NUM_RANGES)) - 2", "top-k"
+    ),
+    KernelMutant(
+        "nothing is elsewhere", ranges.range_of_cut, "tl.where(holds, reached, -1)", "reached", _MISSED + "top-p"
+    ),
+    KernelMutant("nothing reached", ranges.range_of_cut, "tl.max(tl.where(before, up_to, 0))", "above", "top-p"),
+    KernelMutant("masses for counts", ranges.add_to_ranges, "filters[0] > 0, 1,", "filters[0] > 0, 2,", "top-k"),
+    KernelMutant(
+        "mass reached forgotten", whole_rows._list, "tl.sum(mass_reached)", "0 * tl.sum(mass_reached)", "top-k"
+    ),
+    KernelMutant("mass of the range, too", ranges.mass_between, ">= end", ">= end - 1", "top-k"),
+    KernelMutant("a neighbour's id", ranges.append_range, "ids + 3, kept3", "ids + 2, kept3", "half"),
+    KernelMutant("one of two lost", ranges.append_range, "at + kept0 + kept1, x2", "at + kept0, x2", _BOTH),
+    KernelMutant(
+        "high forgotten",
+        whole_rows._weigh,
+        "_of_threads(is_above.to",
+        "_of_threads((values > high).to",
+        _BORDERS + "top-k",
+    ),
+    KernelMutant("one past the room", ranges._put, "(at < ROOM)", "(at <= ROOM)", _NO_ROOM + _BOTH),
     KernelMutant("one past the short list's room", listing._put_best, "(at < ROOM)", "(at <= ROOM)", _BOTH),
 ]
 OF_THE_CUT = [
     KernelMutant("number above forgotten", cut_in_list.cut_in_list, "top_k - num_above", "top_k", "top-k"),
-    KernelMutant("p of all", cut_in_list.cut_in_list, "where(top_k > 0, total", "where(top_k < 0, total", _BOTH),
-    KernelMutant(
-        "p of what is listed",
-        cut_in_list.cut_in_list,
-        "where(top_k > 0, total",
-        "where(row >= 0, total",
-        "top-p",
-    ),
+    KernelMutant("p of all", cut_in_list.cut_in_list, "tl.where(top_p < 1, share, total)", "total", _BOTH),
     KernelMutant("ranges above forgotten", cut_in_list.cut_in_list, "above += tl.max(", "above += 0 * tl.max(", _BOTH),
     KernelMutant("a range too far", cut_in_list.cut_in_list, "up_to < need", "up_to <= need", "all but three"),
     KernelMutant("another range", cut_in_list.cut_in_list, "place, NUM_RANGES)) - 1", "place, NUM_RANGES)) - 2", _BOTH),
     KernelMutant("more than few", cut_in_list.cut_in_list, "num <= _FEW", "num <= _BLOCK", _BOTH),
     KernelMutant("ranges not cleared", cut_in_list._clear, "tl.zeros([NUM_RANGES], tl.int64)", _AS_THEY_ARE, _BOTH),
-    KernelMutant("the last of a range left out", cut_in_list._take, "(key <= last)", "(key < last)", "top-p"),
+    KernelMutant("the last of a range left out", cut_in_list._take, "(key <= last)", "(key < last)", _BOTH),
     KernelMutant("ends of no range", cut_in_list._ends, "tl.maximum(highest,", "tl.minimum(highest,", _BOTH),
-    KernelMutant("weightless", cut_in_list._mass_of, ".to(tl.int64), 1)", ".to(tl.int64), 0)", "top-k"),
-    KernelMutant("one too many", cut_in_list._cut_of_few, "(before < need)", "(before <= need)", _BOTH),
+    KernelMutant("weightless", cut_in_list._mass_of, ".to(tl.int64), 1)", ".to(tl.int64), 0)", "all but three"),
+    KernelMutant("one too many", cut_in_list._cut_of_few, "- in_order < need)", "- in_order <= need)", _BOTH),
     KernelMutant("one too few", cut_in_list._cut_of_few, "== num_kept - 1", "== num_kept - 2", _BOTH),
     KernelMutant("the id before", cut_in_list._cut_of_few, "num_kept - 1, key,", "num_kept - 1, key + 1,", _BOTH),
     KernelMutant(
@@ -52,7 +80,6 @@ OF_THE_CUT = [
         _MISSED + "top-k",
     ),
     KernelMutant("room for all", whole_row.finish_whole_row, "(listed <= ROOM)", "(listed >= 0)", _NO_ROOM + _BOTH),
-    KernelMutant("nothing is below", whole_row.finish_whole_row, "(keeps_all == 0)", "(row >= 0)", _MISSED + "top-p"),
     KernelMutant(
         "mass of the list forgotten",
         whole_row.finish_whole_row,
@@ -65,7 +92,9 @@ OF_THE_CUT = [
     ),
 ]
 OF_THE_SLOW_CUT = [
-    KernelMutant("the equal one before", slow_cut._id_of_equal, "(before <= count)", "(before < count)", "top-p"),
+    KernelMutant(
+        "the equal one before", slow_cut._id_of_equal, "(before <= count)", "(before < count)", _MISSED + "top-p"
+    ),
     KernelMutant(
         "count from the top", slow_cut.cut_at_count, "count - above_high, RAW", "count, RAW", _NO_ROOM + _BOTH
     ),
@@ -73,7 +102,7 @@ OF_THE_SLOW_CUT = [
     KernelMutant(
         "without min_p", slow_cut.slow_cut, "tl.maximum(line, cut_order)", "cut_order", _MISSED + "min-p and top-k"
     ),
-    KernelMutant("weighed without the last", slow_cut._weights, "(ids <= cut_id)", "(ids < cut_id)", "top-p"),
+    KernelMutant("weighed without the last", slow_cut._weights, "(ids <= cut_id)", "(ids < cut_id)", _MISSED + "top-p"),
 ]
 OF_THE_DRAW = [
     KernelMutant("bounds without noise", whole_row._draw, "shift + noise, MINUS", "shift, MINUS", "top-p"),

@@ -153,15 +153,15 @@ class Whole(NamedTuple):
     high: Tensor
     """float32 [N]: below this; and"""
     line: Tensor
-    """float32 [N]: at least this, since min_p wants it; without min_p the lowest finite value"""
+    """float32 [N]: surely at least this, since min_p wants it, or since it is `low`"""
     sums: Tensor
-    """int64 [N, 4]: what is known of all tokens of a row, see `whole_row.NUM_ABOVE` and the others"""
+    """int64 [N, 8]: what is known of all tokens of a row, see `ranges.NUM_ABOVE` and the others"""
     listed: Tensor
     """int32 [N]: tokens of the long list, all that the cut may be, counting on where the room ends"""
     tokens: Tensor
     """int64 [N, room]: the long list, the bits of a value above its token's id"""
     ranges: Tensor
-    """int64 [N, 256]: what is in each of so many ranges of values, see `cut_in_list`"""
+    """int64 [N, 256]: what each of so many ranges of values weighs, see `ranges` and `cut_in_list`"""
     taken: Tensor
     """int32 [N]: tokens in one of them"""
     kept_sums: Tensor

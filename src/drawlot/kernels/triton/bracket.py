@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.reduce import running_sums, sum_of_masses, sum_two
+from drawlot.kernels.triton.reduce import fixed_sum_of_masses, of_fixed, running_sums, sum_two
 from drawlot.kernels.triton.scan import LOG2_E
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.values import (
@@ -16,8 +16,9 @@ from drawlot.kernels.triton.values import (
 )
 
 LARGEST = tl.constexpr(3.4028234663852886e38)
-_PER_TILE = tl.constexpr(8)
-"""Tokens of a sample: 32 bytes of float32, which memory hands out as one"""
+_PER_TILE = tl.constexpr(2)
+"""Tokens of a sample"""
+_ROUNDS = tl.constexpr(3)
 _BINS = tl.constexpr(64)
 _ERRORS = tl.constexpr(4.5)
 """Standard errors on either side: of 70,000 rows one is cut elsewhere"""
@@ -29,26 +30,27 @@ _LEAST = tl.constexpr(4.0)
 def sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T: tl.constexpr):
     """low and high (float32): of the values of a row's tokens, the cut's is probably at least low, and below high.
 
-    And whether it surely is at least low. Only tokens from `line` on are kept, as min_p wants it. What top_k or top_p
-    asks for is found in a sample as they find it in the row, with as much on either side as the sample may err; first
-    in an eighth of it.
+    And whether it surely is at least low, and the mass (int64) of all tokens where top_k is off. Only tokens from
+    `line` on are kept, as min_p wants it. What top_k or top_p asks for is found in a sample as they find it in the row,
+    with as much on either side as the sample may err.
     """
     top_k, top_p, _min_p = filters
     scale, by_count = scale_of(temperature), top_k > 0
     tile = tl.arange(0, T)
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
-    few = _sample(rows, row, T, 1)
-    all_of_it = _sample(rows, row, T, _PER_TILE)
+    sample = _sample(rows, row, T)
+    all_mass = tl.zeros([], tl.int64)
     if by_count:
         needed = top_k.to(tl.float32)
         enough = tl.sum((maxima > MINUS_INF).to(tl.int32)) >= top_k
         lowest = tl.min(tl.where(maxima > MINUS_INF, maxima, LARGEST))
         bottom = tl.where(enough, lowest, -LARGEST)
-        first, last = -row_max, -tl.where(enough, lowest, tl.min(tl.where(few > MINUS_INF, few, lowest)))
+        first, last = -row_max, -tl.where(enough, lowest, tl.min(tl.where(sample > MINUS_INF, sample, lowest)))
     else:
         sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
-        mass = sum_of_masses(sums * tl.exp(tl.where(sums > 0, maxima - row_max, 0.0) * scale))
+        all_mass = fixed_sum_of_masses(sums * tl.exp(tl.where(sums > 0, maxima - row_max, 0.0) * scale))
+        mass = of_fixed(all_mass).to(tl.float32)
         left_out = (1 - top_p).to(tl.float32)
         needed = left_out * mass
         # Even if all tokens were just below, they would not weigh what top_p leaves out.
@@ -61,24 +63,22 @@ def sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T: tl.
     else:
         first = tl.maximum(tl.maximum(first, last - 3e38), -LARGEST)
     law = row_max, scale, by_count, top_p.to(tl.float32), line
-    start, stop = _narrowed(few, rows.num_tiles, 2, first, last, needed / TILE, law)
-    num = rows.num_tiles * _PER_TILE
-    start, stop = _narrowed(all_of_it, num, 1, start, stop, needed * _PER_TILE / TILE, law)
+    start, stop = _narrowed(sample, rows.num_tiles * _PER_TILE, first, last, needed * _PER_TILE / TILE, law)
     unchanged = tl.where(by_count, stop == last, start == first)
     low = tl.where(unchanged, bottom, tl.where(by_count, -stop, start))
     low = tl.maximum(tl.maximum(low, line), -LARGEST)
     high = tl.where(by_count, value_of(order_of(-start) + 1), stop)
     # top_p counts again within what top_k keeps: all of that is listed.
-    return low, tl.where(by_count & (top_p < 1), float("inf"), tl.maximum(high, low)), unchanged
+    return low, tl.where(by_count & (top_p < 1), float("inf"), tl.maximum(high, low)), unchanged, all_mass
 
 
 @triton.jit
-def _sample(rows, row, T: tl.constexpr, PER_TILE: tl.constexpr):
-    """Values [T PER_TILE] of neighbours in each tile, in another place of each, lest ids have an order."""
+def _sample(rows, row, T: tl.constexpr):
+    """Values [T _PER_TILE] of neighbours in each tile, in another place of each, lest ids have an order."""
     tile = tl.arange(0, T)
     place = ((tile.to(tl.uint32) * 2654435769) >> 16).to(tl.int32) % (TILE // _PER_TILE) * _PER_TILE
-    ids = (tile * TILE + place)[:, None] + tl.arange(0, PER_TILE)[None, :]
-    return load_values(rows, row, ids, (tile < rows.num_tiles)[:, None]).reshape(T * PER_TILE)
+    ids = (tile * TILE + place)[:, None] + tl.arange(0, _PER_TILE)[None, :]
+    return load_values(rows, row, ids, (tile < rows.num_tiles)[:, None]).reshape(T * _PER_TILE)
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def _weight_of(x, row_max, scale, by_count):
 
 
 @triton.jit
-def _narrowed(x, num, rounds, start, stop, needed, law):
+def _narrowed(x, num, start, stop, needed, law):
     """The part of [start, stop) where `needed` is reached, by a sample of `num` tokens x.
 
     Tokens are added up from one side: by top_k from above, by top_p from below, where they are light and many, while
@@ -110,7 +110,7 @@ def _narrowed(x, num, rounds, start, stop, needed, law):
         need, slack = needed + top_p * out, top_p * _ERRORS * tl.sqrt(squares)
     bin = tl.arange(0, _BINS)
     round = 0
-    while round < rounds:
+    while round < _ROUNDS:
         weighed, squares = sum_two(tl.where(y < start, weight, 0.0), tl.where(y < start, weight * weight, 0.0))
         # The outer two are for what is not between.
         width = tl.maximum((stop - start) / (_BINS - 2), 1e-30)

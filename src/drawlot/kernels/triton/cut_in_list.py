@@ -9,10 +9,10 @@ import triton.language as tl
 
 from drawlot.kernels.triton.bracket import mass_of
 from drawlot.kernels.triton.listing import clear_list, key_of, load_list, ranks_of_list
-from drawlot.kernels.triton.reduce import FIXED_POINT, sum_two
-from drawlot.kernels.triton.values import LAST_ID, value_of
+from drawlot.kernels.triton.ranges import NUM_RANGES, has_ranges
+from drawlot.kernels.triton.reduce import FIXED_POINT
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, value_of
 
-NUM_RANGES = tl.constexpr(256)
 _BITS = tl.constexpr(8)
 _FEW = tl.constexpr(128)
 _BLOCK = tl.constexpr(4096)
@@ -21,23 +21,29 @@ _BLOCK = tl.constexpr(4096)
 
 @triton.jit
 def cut_in_list(lists, whole, row, reach, filters, low, high, row_max, scale, ROOM: tl.constexpr):
-    """Order and id (int32) of the last kept token, whether all that is listed is kept, and the kept mass (int64).
+    """Order and id (int32) of the last kept token, and the kept mass (int64).
 
-    lists: where the few find room; reach: how many tokens reach `high`, what these weigh, and what that weighs of which
-    top_p takes its share; low, high: between which the list has all tokens. If more is asked for than there is, the
-    last one is kept.
+    lists: where the few find room; reach: how many tokens come before those of the list, what these weigh, and what
+    that weighs of which top_p takes its share; low, high: between which the list has all tokens, or all of which this
+    is known. If more is asked for than there is, the last one is kept.
     """
     top_k, top_p, _min_p = filters
     num_above, mass_above, shared_out = reach
     listed = tl.load(whole.listed + row)
     cut, highest = _first_key(low), tl.minimum(_first_key(high) - 1, key_of(row_max, 0))
-    total, mass = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
-    # First what top_k keeps, then what top_p keeps of that; each token counts one, or its mass.
+    mass = tl.zeros([], tl.int64)
+    # First what top_k keeps, then what that weighs and top_p keeps of it; each token counts one, or its mass.
     by_mass = tl.where(top_k > 0, 0, 1)
     while (by_mass < 2) & (listed > 0):
-        first, last, above, num = cut, highest, total * 0, listed * 0
-        need = total * 0
-        is_narrow = row < 0
+        first, last, above, num = cut, highest, mass * 0, listed
+        need = tl.ceil(top_p * shared_out.to(tl.float64)).to(tl.int64) - mass_above
+        need = tl.where(by_mass != 0, need, top_k - num_above)
+        is_narrow = (listed <= _FEW) & has_ranges(filters)
+        if is_narrow:
+            _copy_few(lists, whole, row, listed, ROOM)
+            # The few tell their mass, too.
+            by_mass += tl.where(top_k > 0, 2, 0)
+        is_first = row >= 0
         while is_narrow == 0:
             shift = _shift_of(first, last)
             _clear(lists, whole, row)
@@ -53,14 +59,13 @@ def cut_in_list(lists, whole, row, reach, filters, low, high, row_max, scale, RO
             # From the highest range down.
             place = NUM_RANGES - 1 - tl.arange(0, NUM_RANGES)
             up_to = tl.cumsum(tl.load(whole.ranges + row * NUM_RANGES + place), 0)
-            if need == 0:
-                total, need = tl.max(up_to), top_k - num_above
-                if by_mass:
-                    need = tl.max(up_to)
-                    if top_p < 1:
-                        share = top_p * tl.where(top_k > 0, total, shared_out).to(tl.float64)
-                        need = tl.ceil(share).to(tl.int64) - mass_above
+            if is_first:
+                total = tl.max(up_to)
+                if (by_mass != 0) & (top_k > 0):
+                    share = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
+                    need = tl.where(top_p < 1, share, total)
                 need = tl.minimum(tl.maximum(need, 1), total)
+                is_first = row < 0
             before = above + up_to < need
             place_of_cut = tl.min(tl.where(before, place, NUM_RANGES)) - 1
             above += tl.max(tl.where(before, up_to, 0))
@@ -71,10 +76,10 @@ def cut_in_list(lists, whole, row, reach, filters, low, high, row_max, scale, RO
             is_narrow = (num <= _FEW) | (first >= last)
             if is_narrow == 0:
                 first, last = _ends(whole, row, first, last, listed, ROOM)
-        cut, mass = _cut_of_few(lists, row, num, need - above, by_mass, row_max, scale)
+        cut, mass = _cut_of_few(lists, row, num, tl.maximum(need - above, 1), by_mass, row_max, scale)
         mass += above
         by_mass += 1
-    return (cut >> 32).to(tl.int32), _token_of(cut), mass == total, mass_above + mass
+    return (cut >> 32).to(tl.int32), _token_of(cut), mass_above + mass
 
 
 @triton.jit
@@ -99,16 +104,33 @@ def _shift_of(first, last):
 @triton.jit
 def _mass_of(key, row_max, scale):
     """int64; none weighs nothing, so that the last token is where all is reached."""
-    return tl.maximum((mass_of(value_of(key >> 32), row_max, scale).to(tl.float64) * FIXED_POINT).to(tl.int64), 1)
+    return tl.maximum((mass_of(value_of(key >> 32), row_max, scale) * FIXED_POINT).to(tl.int64), 1)
 
 
 @triton.jit
 def _load_keys(whole, row, start, listed, ROOM: tl.constexpr):
     """A block of a list as numbers, the lowest where there is no token."""
     slot = start + tl.arange(0, _BLOCK)
-    token = tl.load(whole.tokens + row * ROOM + slot, mask=slot < listed, other=0)
-    key = key_of((token >> 32).to(tl.int32).to(tl.float32, bitcast=True), (token & LAST_ID).to(tl.int32))
-    return tl.where(slot < listed, key, -(2**63))
+    value, token = _load(whole, row, slot, slot < listed, ROOM)
+    return tl.where(slot < listed, key_of(value, token), -(2**63))
+
+
+@triton.jit
+def _load(whole, row, slot, mask, ROOM: tl.constexpr):
+    token = tl.load(whole.tokens + row * ROOM + slot, mask=mask, other=0)
+    return (token >> 32).to(tl.int32).to(tl.float32, bitcast=True), (token & LAST_ID).to(tl.int32)
+
+
+@triton.jit
+def _copy_few(lists, whole, row, listed, ROOM: tl.constexpr):
+    """Puts a list of few in the short list."""
+    slot = tl.arange(0, _FEW)
+    value, token = _load(whole, row, slot, slot < listed, ROOM)
+    # Others may still read what was there before.
+    tl.debug_barrier()
+    tl.store(lists.token_values + row * lists.room + slot, tl.where(slot < listed, value, MINUS_INF))
+    tl.store(lists.token_ids + row * lists.room + slot, tl.where(slot < listed, token, LAST_ID))
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -154,16 +176,18 @@ def _ends(whole, row, first, last, listed, ROOM: tl.constexpr):
 
 @triton.jit
 def _cut_of_few(lists, row, num, need, by_mass, row_max, scale):
-    """The number of the token of a short list where `need` is reached, and what weighs all up to it."""
+    """The number of the token of a short list where `need` is reached, and the mass of all up to it.
+
+    by_mass: 1, or each counts one; 0: their mass is not asked for.
+    """
     slot = tl.arange(0, _FEW)
     value, token = load_list(lists, row, slot)
     rank = ranks_of_list(lists, row, num, value, token, slot, _FEW)
     key = key_of(value, token)
-    weight = tl.where(by_mass != 0, _mass_of(key, row_max, scale), 1)
-    tl.store(lists.masses + row * lists.room + rank, tl.where(slot < num, weight, 0))
+    mass = _mass_of(key, row_max, scale)
+    tl.store(lists.masses + row * lists.room + rank, tl.where(slot < num, tl.where(by_mass == 1, mass, 1), 0))
     tl.debug_barrier()
     in_order = tl.load(lists.masses + row * lists.room + slot)
-    before = tl.cumsum(in_order, 0) - in_order
-    kept = (before < need) & (slot < num)
-    num_kept, mass = sum_two(kept.to(tl.int64), tl.where(kept, in_order, 0))
-    return tl.max(tl.where(rank == num_kept - 1, key, -(2**63))), mass
+    kept = (tl.cumsum(in_order, 0) - in_order < need) & (slot < num)
+    num_kept = tl.sum(kept.to(tl.int32))
+    return tl.max(tl.where(rank == num_kept - 1, key, -(2**63))), tl.sum(tl.where(rank < num_kept, mass, 0))

@@ -263,44 +263,6 @@ def _put_best(lists, row, x, ids, has_token, at, ROOM: tl.constexpr):
 
 
 @triton.jit
-def append_between(whole, row, x, first_id, low, high, ROOM: tl.constexpr):
-    """Appends tokens with low <= value < high to a row's long list, in any order; x [N]: values, by ascending id."""
-    QUARTER: tl.constexpr = x.shape[0] // 4
-    # Single tokens of each four: what a thread has of them it can store without giving it to others first.
-    even, odd = tl.split(x.reshape(QUARTER, 2, 2))
-    x0, x2 = tl.split(even)
-    x1, x3 = tl.split(odd)
-    kept0, kept1 = ((x0 >= low) & (x0 < high)).to(tl.int32), ((x1 >= low) & (x1 < high)).to(tl.int32)
-    kept2, kept3 = ((x2 >= low) & (x2 < high)).to(tl.int32), ((x3 >= low) & (x3 < high)).to(tl.int32)
-    at = _places(whole.listed + row, kept0 + kept1 + kept2 + kept3)
-    ids = first_id + GROUP * tl.arange(0, QUARTER)
-    _put(whole, row, at, x0, ids, kept0, ROOM)
-    _put(whole, row, at + kept0, x1, ids + 1, kept1, ROOM)
-    _put(whole, row, at + kept0 + kept1, x2, ids + 2, kept2, ROOM)
-    _put(whole, row, at + kept0 + kept1 + kept2, x3, ids + 3, kept3, ROOM)
-
-
-@triton.jit
-def _put(whole, row, at, x, ids, kept, ROOM: tl.constexpr):
-    token = (x.to(tl.uint32, bitcast=True).to(tl.int64) << 32) | ids.to(tl.uint32).to(tl.int64)
-    tl.store(whole.tokens + row * ROOM + at, token, mask=(kept != 0) & (at < ROOM))
-
-
-@triton.jit
-def _places(count, number):
-    """Places for so many of each entry of a block [N], from where `count` ends, which goes up by all.
-
-    What a thread of 8 warps has it places side by side, without a word to other warps.
-    """
-    THREADS: tl.constexpr = min(256, number.shape[0])
-    own = number.reshape(number.shape[0] // THREADS, THREADS)
-    of_thread = tl.sum(own, 0)
-    # Without a mask the compiler makes one addition of those of a warp: each takes 20 ns where all add to one count.
-    at = tl.atomic_add(count + tl.zeros_like(of_thread), of_thread, sem="relaxed")
-    return (at[None, :] + tl.cumsum(own, 0) - own).reshape(number.shape[0])
-
-
-@triton.jit
 def load_list(lists, row, slot):
     """Values (float32) and ids (int32) of the slots of a list; past its end -inf and LAST_ID."""
     at = row * lists.room + slot

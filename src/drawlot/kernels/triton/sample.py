@@ -21,6 +21,7 @@ from drawlot.kernels.triton.workspace import (
     FINISH_REGISTERS,
     MANY_WARPS,
     NUM_WARPS,
+    RANK_TILES,
     ROOM,
     SCAN_TILES,
     WHOLE_TILES,
@@ -79,8 +80,8 @@ def launches_of_draw(
         drawn: Where tokens and status go.
         wide: Float64 noise.
     """
-    whole_tiles = min(WHOLE_TILES, work.tile_block)
-    num_blocks, num_parts = triton.cdiv(num_tiles, SCAN_TILES), triton.cdiv(num_tiles, whole_tiles)
+    num_blocks = triton.cdiv(num_tiles, SCAN_TILES)
+    whole_tiles, rank_tiles = min(WHOLE_TILES, work.tile_block), min(RANK_TILES, work.tile_block)
     num_programs = programs_together(drawn.status.device)
     raw = work.tiles.raw_sums is not None
     only_column = columns if columns is not None and columns.count == 1 else None
@@ -135,12 +136,14 @@ def launches_of_draw(
             drawn,
             work.summary,
             num_programs,
-            num_parts,
+            triton.cdiv(num_tiles, whole_tiles),
+            triton.cdiv(num_tiles, rank_tiles),
             RAW=raw,
             LOGITS=logits,
             WIDE=wide,
             T=work.tile_block,
             TILES=whole_tiles,
+            RANK_TILES=rank_tiles,
             ROOM=long_room(num_tiles),
             maxnreg=128,
             num_warps=NUM_WARPS,

@@ -7,6 +7,16 @@ from drawlot.kernels.triton.cut_in_list import cut_in_list
 from drawlot.kernels.triton.lazy_race import race_lazily
 from drawlot.kernels.triton.noise import gumbel, gumbel_of_range
 from drawlot.kernels.triton.race import TARGET_TILE, log_tile_masses, race_in_tile, z_of
+from drawlot.kernels.triton.ranges import (
+    MASS_ABOVE,
+    MASS_REACHED,
+    NUM_ABOVE,
+    NUM_RANGES,
+    NUM_SUMS,
+    REACHED,
+    SHARED_OUT,
+    has_ranges,
+)
 from drawlot.kernels.triton.reduce import fixed_sum_of_masses, of_fixed
 from drawlot.kernels.triton.scan import of_each, tile_maxima, tile_sums
 from drawlot.kernels.triton.slow_cut import mass_up_to, slow_cut
@@ -14,8 +24,6 @@ from drawlot.kernels.triton.states import filters_of, noise_key, scale_of, tempe
 from drawlot.kernels.triton.summary import WHOLE, put, put_cut
 from drawlot.kernels.triton.values import MINUS_INF, load_values, order_of, slices_of, value_of
 
-NUM_ABOVE, MASS_ABOVE, MASS_FROM_LINE = (tl.constexpr(i) for i in range(3))
-"""Places in `Whole.sums`"""
 _TILES_OF_RACE = tl.constexpr(32)
 _LOG_TILE = tl.constexpr(4.852030263919617)
 _ROUNDING = tl.constexpr(2.0**-22)
@@ -26,7 +34,8 @@ _ROUNDING = tl.constexpr(2.0**-22)
 def begin_whole_row(whole, row, slot):
     """Puts a row among those that are read again."""
     tl.store(whole.rows + slot, row)
-    tl.store(whole.sums + row * 4 + tl.arange(0, 4), tl.zeros([4], tl.int64))
+    tl.store(whole.sums + row * NUM_SUMS + tl.arange(0, NUM_SUMS), tl.zeros([NUM_SUMS], tl.int64))
+    tl.store(whole.ranges + row * NUM_RANGES + tl.arange(0, NUM_RANGES), tl.zeros([NUM_RANGES], tl.int64))
     tl.store(whole.listed + row, 0)
 
 
@@ -50,34 +59,27 @@ def finish_whole_row(
     filters, temperature = filters_of(states, state), temperature_of(states, state)
     top_k, top_p, min_p = filters
     low, high, line = tl.load(whole.low + row), tl.load(whole.high + row), tl.load(whole.line + row)
-    known, listed = whole.sums + row * 4, tl.load(whole.listed + row)
+    known, listed = whole.sums + row * NUM_SUMS, tl.load(whole.listed + row)
     num_above, mass_above = tl.load(known + NUM_ABOVE), tl.load(known + MASS_ABOVE)
     row_max, scale = tl.load(summary.floats + row).to(tl.float32), scale_of(temperature)
     maxima, sums, shift, all_mass = _tiles(rows, tiles, row, row_max, temperature, WIDE, T)
-    shared_out = all_mass
-    if min_p > 0:
-        shared_out = tl.load(known + MASS_FROM_LINE)
+    reach = num_above, mass_above, tl.load(known + SHARED_OUT)
     # Whether the cut is between low and high.
-    is_bottom, holds = low <= line, row >= 0
-    if top_k > 0:
-        holds = (num_above < top_k) & ((num_above + listed >= top_k) | is_bottom)
-    elif top_p < 1:
-        holds = mass_above.to(tl.float64) < top_p * shared_out.to(tl.float64)
+    holds = (num_above < top_k) & ((num_above + listed >= top_k) | (low <= line))
+    if has_ranges(filters):
+        reached = tl.load(known + REACHED)
+        holds, mass_reached = reached >= 0, tl.where(top_k > 0, mass_above + tl.load(known + MASS_REACHED), reached)
+        reach = reached, mass_reached, reach[2]
+    elif top_k <= 0:
+        holds = row >= 0
     is_cut, mass = holds & (listed <= ROOM), mass_above
     cut_order, cut_id = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
     if is_cut:
-        reach = num_above, mass_above, shared_out
-        cut_order, cut_id, keeps_all, mass = cut_in_list(
-            lists, whole, row, reach, filters, low, high, row_max, scale, ROOM
-        )
-        if (top_k <= 0) & (top_p < 1):
-            # Where all is kept that is listed, the cut may be below.
-            holds = is_bottom | (keeps_all == 0)
-            is_cut = holds
+        cut_order, cut_id, mass = cut_in_list(lists, whole, row, reach, filters, low, high, row_max, scale, ROOM)
     mass = of_fixed(mass)
     if is_cut == 0:
         above = tl.where(top_k > 0, num_above.to(tl.float64), of_fixed(mass_above))
-        bracket = holds, low, high, above, of_fixed(shared_out)
+        bracket = holds, low, high, above, of_fixed(tl.load(known + SHARED_OUT))
         order64, cut_id = slow_cut(rows, row, bracket, filters, temperature, row_max, TILES)
         mass = mass_up_to(rows, row, order64, cut_id, row_max, scale, TILES)
         cut_order = order64.to(tl.int32)

@@ -3,20 +3,30 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.bracket import LARGEST, min_p_line, sample_bracket
-from drawlot.kernels.triton.listing import append_between
+from drawlot.kernels.triton.bracket import LARGEST, mass_of, min_p_line, sample_bracket
 from drawlot.kernels.triton.pdl import let_next_start, wait_for_previous
+from drawlot.kernels.triton.ranges import (
+    MASS_ABOVE,
+    MASS_REACHED,
+    NUM_ABOVE,
+    NUM_SUMS,
+    REACHED,
+    SHARED_OUT,
+    add_to_ranges,
+    append_range,
+    has_ranges,
+    mass_between,
+    quarters_of,
+    range_of_cut,
+    ranges_per_unit,
+)
 from drawlot.kernels.triton.ranks import count_ranks
 from drawlot.kernels.triton.reduce import FIXED_POINT
-from drawlot.kernels.triton.scan import LOG2_E
 from drawlot.kernels.triton.states import filters_of, scale_of, temperature_of
 from drawlot.kernels.triton.summary import ARRIVALS, COUNT, COUNT_OF_RANKS, UNDECIDED
 from drawlot.kernels.triton.together import wait_for, wait_for_all
 from drawlot.kernels.triton.values import TILE, ids_of, load_values, order_of, value_of
 from drawlot.kernels.triton.whole_row import (
-    MASS_ABOVE,
-    MASS_FROM_LINE,
-    NUM_ABOVE,
     finish_whole_row,
     kept_tiles,
 )
@@ -34,17 +44,20 @@ def whole_rows_kernel(
     summary,
     num_programs,
     num_parts,
+    num_rank_parts,
     RAW: tl.constexpr,
     LOGITS: tl.constexpr,
     WIDE: tl.constexpr,
     T: tl.constexpr,
     TILES: tl.constexpr,
+    RANK_TILES: tl.constexpr,
     ROOM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """All programs share the rows that the finish left, each some parts of TILES tiles side by side.
 
-    num_parts: of a row; ROOM: tokens of a long list; columns, RAW, LOGITS: as for `finish_kernel`.
+    num_parts, num_rank_parts: of a row, the latter of RANK_TILES tiles, where ranks are counted; ROOM: tokens of a long
+    list; columns, RAW, LOGITS: as for `finish_kernel`.
     """
     first = tl.program_id(0)
     # Mostly no row is left, which is known before the tokens are. All rows are being finished by now.
@@ -59,28 +72,36 @@ def whole_rows_kernel(
             part = item % num_parts
             stop = tl.minimum(part + end - item, num_parts)
             row = tl.load(whole.rows + item // num_parts).to(tl.int64)
-            _gather(rows, states, tiles, whole, summary, row, part, stop, T, TILES, ROOM)
+            _weigh(rows, states, tiles, whole, summary, row, part, stop, T, TILES)
             item += stop - part
         wait_for_all(tiles.control + ARRIVALS, num_programs, 1)
+        item = first * share
+        while item < end:
+            part = item % num_parts
+            stop = tl.minimum(part + end - item, num_parts)
+            row = tl.load(whole.rows + item // num_parts).to(tl.int64)
+            _list(rows, states, whole, summary, row, part, stop, TILES, ROOM)
+            item += stop - part
+        wait_for_all(tiles.control + ARRIVALS, num_programs, 2)
         item = first
         while item < num_rows:
             row = tl.load(whole.rows + item).to(tl.int64)
             finish_whole_row(rows, states, tiles, lists, whole, drawn, summary, row, WIDE, T, TILES, ROOM)
             item += num_programs
-        wait_for_all(tiles.control + ARRIVALS, num_programs, 2)
+        wait_for_all(tiles.control + ARRIVALS, num_programs, 3)
         if tiles.undrawn is not None:
             item = first
             while item < num_rows * num_parts:
                 row = tl.load(whole.rows + item // num_parts).to(tl.int64)
                 _weigh_part(rows, states, whole, summary, row, item % num_parts, T, TILES)
                 item += num_programs
-    share = tl.cdiv(num_rank_rows * num_parts, num_programs)
-    item, end = first * share, tl.minimum((first + 1) * share, num_rank_rows * num_parts)
+    share = tl.cdiv(num_rank_rows * num_rank_parts, num_programs)
+    item, end = first * share, tl.minimum((first + 1) * share, num_rank_rows * num_rank_parts)
     while item < end:
-        part = item % num_parts
-        stop = tl.minimum(part + end - item, num_parts)
-        row = tl.load(whole.rank_rows + item // num_parts).to(tl.int64)
-        count_ranks(rows, states, tiles, columns, drawn, summary, row, part, stop, RAW, LOGITS, TILES)
+        part = item % num_rank_parts
+        stop = tl.minimum(part + end - item, num_rank_parts)
+        row = tl.load(whole.rank_rows + item // num_rank_parts).to(tl.int64)
+        count_ranks(rows, states, tiles, columns, drawn, summary, row, part, stop, RAW, LOGITS, RANK_TILES)
         item += stop - part
     if tiles.undrawn is None:
         if first == 0:
@@ -88,7 +109,7 @@ def whole_rows_kernel(
 
 
 @triton.jit
-def _gather(
+def _weigh(
     rows,
     states,
     tiles,
@@ -99,9 +120,8 @@ def _gather(
     stop,
     T: tl.constexpr,
     TILES: tl.constexpr,
-    ROOM: tl.constexpr,
 ):
-    """Lists the tokens in a row's bracket that parts from one on have, and adds to what the row knows of the others."""
+    """Adds what some parts weigh to what their row knows of all: above its bracket, and in each of its ranges."""
     state = tl.load(states.index + row)
     filters, temperature = filters_of(states, state), temperature_of(states, state)
     top_k, top_p, min_p = filters
@@ -110,36 +130,81 @@ def _gather(
     line = tl.full([], -LARGEST, tl.float32)
     if min_p > 0:
         line = value_of(min_p_line(order_of(row_max), temperature, min_p))
-    low, high, is_bottom = line, line, row >= 0
+    low, high, is_bottom, all_mass = line, line, row >= 0, tl.zeros([], tl.int64)
     if (top_k > 0) | (top_p < 1):
-        low, high, is_bottom = sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T)
+        low, high, is_bottom, all_mass = sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T)
+    sums = whole.sums + row * NUM_SUMS
     if part == 0:
-        tl.store(whole.low + row, tl.where(is_bottom, line, low))
+        tl.store(whole.low + row, low)
         tl.store(whole.high + row, high)
-        tl.store(whole.line + row, line)
+        # Below neither is the cut.
+        tl.store(whole.line + row, tl.where(is_bottom, low, line))
+        if min_p == 0:
+            tl.atomic_add(sums + SHARED_OUT, all_mass)
+    per_unit = ranges_per_unit(low, high)
     # Parts have one sum each of each thread, whichever program adds them up.
     THREADS: tl.constexpr = 256
     mass_above, mass_from_line = tl.zeros([THREADS], tl.int64), tl.zeros([THREADS], tl.int64)
     num_above = tl.zeros([THREADS], tl.int32)
     x = _load(rows, row, part, stop, TILES)
     while part < stop:
-        append_between(whole, row, x, part * (TILES * TILE), low, high, ROOM)
-        mass = tl.exp2((x - row_max) * (scale * LOG2_E))
-        mass_above += _fixed(_of_threads(tl.where(x >= high, mass, 0.0), THREADS))
-        mass_from_line += _fixed(_of_threads(tl.where(x >= line, mass, 0.0), THREADS))
-        num_above += _of_threads((x >= high).to(tl.int32), THREADS)
+        quarters = quarters_of(x)
+        above, from_line = tl.zeros([THREADS], tl.float32), tl.zeros([THREADS], tl.float32)
+        for i in tl.static_range(4):
+            values = quarters[i]
+            mass = mass_of(values, row_max, scale)
+            is_above = values >= high
+            above += _of_threads(tl.where(is_above, mass, 0.0), THREADS)
+            num_above += _of_threads(is_above.to(tl.int32), THREADS)
+            if has_ranges(filters):
+                add_to_ranges(whole, row, values, mass, is_above, filters, low, per_unit)
+            if min_p > 0:
+                from_line += _of_threads(tl.where(values >= line, mass, 0.0), THREADS)
+        mass_above += (above * FIXED_POINT).to(tl.int64)
+        mass_from_line += (from_line * FIXED_POINT).to(tl.int64)
         part += 1
         x = _load(rows, row, part, stop, TILES)
-    sums = whole.sums + row * 4
     tl.atomic_add(sums + NUM_ABOVE, tl.sum(num_above).to(tl.int64))
     tl.atomic_add(sums + MASS_ABOVE, tl.sum(mass_above))
-    tl.atomic_add(sums + MASS_FROM_LINE, tl.sum(mass_from_line))
+    if min_p > 0:
+        tl.atomic_add(sums + SHARED_OUT, tl.sum(mass_from_line))
 
 
 @triton.jit
 def _of_threads(x, THREADS: tl.constexpr):
-    """[THREADS]: sums of what each has of a block [N], where it loads four tokens at a time."""
-    return tl.sum(tl.sum(x.reshape(x.shape[0] // 4 // THREADS, THREADS, 4), 2), 0)
+    """[THREADS]: sums of what each of 8 warps' has of a block [N]."""
+    return tl.sum(x.reshape(x.shape[0] // THREADS, THREADS), 0)
+
+
+@triton.jit
+def _list(rows, states, whole, summary, row, part, stop, TILES: tl.constexpr, ROOM: tl.constexpr):
+    """Lists tokens of some parts that the cut may be: those of the range where it lies, or of all of the bracket."""
+    state = tl.load(states.index + row)
+    filters, scale = filters_of(states, state), scale_of(temperature_of(states, state))
+    row_max = tl.load(summary.floats + row).to(tl.float32)
+    low, high, sums = tl.load(whole.low + row), tl.load(whole.high + row), whole.sums + row * NUM_SUMS
+    per_unit, start, end, lists_any = tl.full([], 1.0, tl.float32), low * 0, low * 0 + float("inf"), filters[0] > 0
+    weighs = (filters[0] > 0) & has_ranges(filters)
+    if has_ranges(filters):
+        per_unit = ranges_per_unit(low, high)
+        start, end, reached = range_of_cut(whole, row, filters)
+        lists_any = reached >= 0
+        if part == 0:
+            tl.store(sums + REACHED, reached)
+    if lists_any:
+        THREADS: tl.constexpr = 256
+        mass_reached = tl.zeros([THREADS], tl.int64)
+        x = _load(rows, row, part, stop, TILES)
+        while part < stop:
+            append_range(whole, row, x, part * (TILES * TILE), low, high, per_unit, start, end, ROOM)
+            if weighs:
+                mass = mass_between(x, mass_of(x, row_max, scale), low, high, per_unit, end)
+                of_thread = _of_threads(tl.sum(mass.reshape(TILES * TILE // 4, 4), 1), THREADS)
+                mass_reached += (of_thread * FIXED_POINT).to(tl.int64)
+            part += 1
+            x = _load(rows, row, part, stop, TILES)
+        if weighs:
+            tl.atomic_add(sums + MASS_REACHED, tl.sum(mass_reached))
 
 
 @triton.jit
@@ -148,11 +213,6 @@ def _load(rows, row, part, stop, TILES: tl.constexpr):
     tile = part * TILES + tl.arange(0, TILES)
     exists = tile < tl.minimum(rows.num_tiles, stop * TILES)
     return load_values(rows, row, ids_of(tile), exists[:, None]).reshape(TILES * TILE)
-
-
-@triton.jit
-def _fixed(mass):
-    return (mass.to(tl.float64) * FIXED_POINT).to(tl.int64)
 
 
 @triton.jit

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted
 from drawlot.kernels.triton.arguments import Columns, Lists, Overlay, Rows, Summary, Tiles, Wanted, Whole
-from drawlot.kernels.triton.cut_in_list import NUM_RANGES
 from drawlot.kernels.triton.edits import overlay_of
+from drawlot.kernels.triton.ranges import NUM_RANGES, NUM_SUMS
 
 SCAN_TILES = 16
 """Tiles that a program of the scan reads"""
@@ -22,8 +22,8 @@ FINISH_REGISTERS, FEW_REGISTERS = 128, 160
 """So many that two programs of a finish fit a multiprocessor, and that only one does"""
 GATHER = 32
 """Tiles that a count of tokens reads at a time"""
-WHOLE_TILES = 64
-"""Tiles that a program reads at a time where it reads a whole row"""
+WHOLE_TILES, RANK_TILES = 32, 64
+"""Tiles that a program reads at a time where it reads a whole row, and where it counts ranks"""
 LONG_ROOM = 8192
 """Tokens of a long list, at most"""
 NUM_WARPS, MANY_WARPS = 8, 4
@@ -111,7 +111,7 @@ class Workspace(NamedTuple):
                 empty(single, n),
                 empty(single, n),
                 empty(single, n),
-                empty(torch.int64, n, 4),
+                empty(torch.int64, n, NUM_SUMS.value),
                 empty(integer, n),
                 empty(torch.int64, n, long_room(num_tiles)),
                 empty(torch.int64, n, NUM_RANGES.value),

@@ -32,6 +32,9 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "tiles of one token beside flat ones": lambda x: torch.where(
         torch.arange(V) % 256 < 128, x / 9, 14.5 * (torch.arange(V) % 128 == 0)
     ),
+    "infinitely far from the lowest float": lambda x: torch.where(
+        torch.arange(V) % 361 == 0, 1e34, torch.where(torch.arange(V) % 11 == 0, 1e4, -torch.inf)
+    ),
 }
 FILTERS: dict[str, dict[str, float]] = {
     "top-p": {"temperature": 1.5, "top_p": 0.95},

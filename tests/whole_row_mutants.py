@@ -45,7 +45,8 @@ OF_READING = [
     KernelMutant(
         "mass reached forgotten", whole_rows._list, "tl.sum(mass_reached)", "0 * tl.sum(mass_reached)", "top-k"
     ),
-    KernelMutant("mass of the range, too", ranges.mass_between, ">= end", ">= end - 1", "top-k"),
+    KernelMutant("mass of the range, too", ranges.mass_between, "> last", ">= last - 1", "top-k"),
+    KernelMutant("an infinity lost", ranges._is_in, "place <= last", "place < last", _BOTH),
     KernelMutant("a neighbour's id", ranges.append_range, "ids + 3, kept3", "ids + 2, kept3", "half"),
     KernelMutant("one of two lost", ranges.append_range, "at + kept0 + kept1, x2", "at + kept0, x2", _BOTH),
     KernelMutant(

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.reduce import FIXED_POINT
 from drawlot.kernels.triton.scan import GROUP
+from drawlot.kernels.triton.values import order_of, value_of
 
 NUM_RANGES = tl.constexpr(256)
 NUM_SUMS = tl.constexpr(8)
@@ -32,7 +33,7 @@ def ranges_per_unit(low, high):
 
 @triton.jit
 def _place_of(x, low, per_unit):
-    """How many ranges lie between `low` and a value: no less for a larger value, whatever is rounded."""
+    """How many ranges lie between `low` and a value: no less for a larger value, whatever is rounded; maybe +inf."""
     return (x - low) * per_unit
 
 
@@ -53,7 +54,7 @@ def add_to_ranges(whole, row, x, mass, is_above, filters, low, per_unit):
 
 @triton.jit
 def range_of_cut(whole, row, filters):
-    """From which place on the cut lies, and before which (float32), and what is above it (int64), see `REACHED`."""
+    """The first and the last place where the cut may be (float32), and what is above them (int64), see `REACHED`."""
     top_k, top_p, _min_p = filters
     sums, by_count = whole.sums + row * NUM_SUMS, top_k > 0
     above = tl.load(sums + tl.where(by_count, NUM_ABOVE, MASS_ABOVE))
@@ -68,24 +69,26 @@ def range_of_cut(whole, row, filters):
     before = up_to < tl.minimum(need, total)
     start = (tl.min(tl.where(before, place, NUM_RANGES)) - 1).to(tl.float32)
     reached = tl.maximum(tl.max(tl.where(before, up_to, 0)), above)
-    return start, tl.where(start == NUM_RANGES - 1.0, float("inf"), start + 1), tl.where(holds, reached, -1)
+    # The distance to a high value may be an infinity, which is a place of the highest range, too.
+    last = tl.where(start == NUM_RANGES - 1.0, float("inf"), value_of(order_of(start + 1) - 1))
+    return start, last, tl.where(holds, reached, -1)
 
 
 @triton.jit
-def mass_between(x, mass, low, high, per_unit, end):
-    """Masses of the values of a bracket whose places are not before `end`, else 0."""
-    return tl.where((x < high) & (_place_of(x, low, per_unit) >= end), mass, 0.0)
+def mass_between(x, mass, low, high, per_unit, last):
+    """Masses of the values of a bracket whose places are after `last`, else 0."""
+    return tl.where((x < high) & (_place_of(x, low, per_unit) > last), mass, 0.0)
 
 
 @triton.jit
-def append_range(whole, row, x, first_id, low, high, per_unit, start, end, ROOM: tl.constexpr):
-    """Appends tokens of a bracket, with places from start on, before end, to a row's long list, in any order.
+def append_range(whole, row, x, first_id, low, high, per_unit, start, last, ROOM: tl.constexpr):
+    """Appends tokens of a bracket, with places from `start` to `last`, to a row's long list, in any order.
 
     x [N]: values, by ascending id.
     """
     x0, x1, x2, x3 = quarters_of(x)
-    kept0, kept1 = _is_in(x0, low, high, per_unit, start, end), _is_in(x1, low, high, per_unit, start, end)
-    kept2, kept3 = _is_in(x2, low, high, per_unit, start, end), _is_in(x3, low, high, per_unit, start, end)
+    kept0, kept1 = _is_in(x0, low, high, per_unit, start, last), _is_in(x1, low, high, per_unit, start, last)
+    kept2, kept3 = _is_in(x2, low, high, per_unit, start, last), _is_in(x3, low, high, per_unit, start, last)
     at = _places(whole.listed + row, kept0 + kept1 + kept2 + kept3)
     ids = first_id + GROUP * tl.arange(0, x0.shape[0])
     _put(whole, row, at, x0, ids, kept0, ROOM)
@@ -95,9 +98,9 @@ def append_range(whole, row, x, first_id, low, high, per_unit, start, end, ROOM:
 
 
 @triton.jit
-def _is_in(x, low, high, per_unit, start, end):
+def _is_in(x, low, high, per_unit, start, last):
     place = _place_of(x, low, per_unit)
-    return ((place >= start) & (place < end) & (x < high)).to(tl.int32)
+    return ((place >= start) & (place <= last) & (x < high)).to(tl.int32)
 
 
 @triton.jit

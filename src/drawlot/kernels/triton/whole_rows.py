@@ -183,11 +183,11 @@ def _list(rows, states, whole, summary, row, part, stop, TILES: tl.constexpr, RO
     filters, scale = filters_of(states, state), scale_of(temperature_of(states, state))
     row_max = tl.load(summary.floats + row).to(tl.float32)
     low, high, sums = tl.load(whole.low + row), tl.load(whole.high + row), whole.sums + row * NUM_SUMS
-    per_unit, start, end, lists_any = tl.full([], 1.0, tl.float32), low * 0, low * 0 + float("inf"), filters[0] > 0
+    per_unit, start, last, lists_any = tl.full([], 1.0, tl.float32), low * 0, low * 0 + float("inf"), filters[0] > 0
     weighs = (filters[0] > 0) & has_ranges(filters)
     if has_ranges(filters):
         per_unit = ranges_per_unit(low, high)
-        start, end, reached = range_of_cut(whole, row, filters)
+        start, last, reached = range_of_cut(whole, row, filters)
         lists_any = reached >= 0
         if part == 0:
             tl.store(sums + REACHED, reached)
@@ -196,9 +196,9 @@ def _list(rows, states, whole, summary, row, part, stop, TILES: tl.constexpr, RO
         mass_reached = tl.zeros([THREADS], tl.int64)
         x = _load(rows, row, part, stop, TILES)
         while part < stop:
-            append_range(whole, row, x, part * (TILES * TILE), low, high, per_unit, start, end, ROOM)
+            append_range(whole, row, x, part * (TILES * TILE), low, high, per_unit, start, last, ROOM)
             if weighs:
-                mass = mass_between(x, mass_of(x, row_max, scale), low, high, per_unit, end)
+                mass = mass_between(x, mass_of(x, row_max, scale), low, high, per_unit, last)
                 of_thread = _of_threads(tl.sum(mass.reshape(TILES * TILE // 4, 4), 1), THREADS)
                 mass_reached += (of_thread * FIXED_POINT).to(tl.int64)
             part += 1

@@ -68,14 +68,17 @@ def params(n: int, **given: float) -> RowParams:
     )
 
 
+def processed(n: int) -> LogprobsWanted:
+    """Each row's token alone, of the processed law, which takes its cut."""
+    zeros = torch.zeros(n, dtype=torch.int64)
+    return LogprobsWanted("processed_logprobs", zeros == 0, zeros, zeros.unsqueeze(1)[:, :0], 0)
+
+
 def compare(x: Tensor, rows: RowParams, *, wide: bool = False) -> None:
     """Tokens, logprobs of the processed law and ranks, near-ties apart."""
     from drawlot.kernels.triton import sample_rows
 
-    n = len(x)
-    zeros = torch.zeros(n, dtype=torch.int64)
-    nothing = torch.zeros((n, 0), dtype=torch.int64)
-    wanted = LogprobsWanted("processed_logprobs", torch.ones(n, dtype=torch.bool), zeros, nothing, 0)
+    wanted = processed(len(x))
     exact = reference.sample_rows(x, rows, Edits(), wanted, wide=wide)
     fast = sample_rows(x, rows, Edits(), wanted, wide=wide)
     assert exact.margin is not None
@@ -87,6 +90,10 @@ def compare(x: Tensor, rows: RowParams, *, wide: bool = False) -> None:
     assert fast.token_ids[sure].tolist() == exact.token_ids[sure].tolist()
     assert fast.logprobs[2][sure].tolist() == exact.logprobs[2][sure].tolist()
     torch.testing.assert_close(fast.logprobs[1][sure], exact.logprobs[1][sure], rtol=2e-6, atol=2e-6)
+    # Without an exact cut, where the token is known before.
+    bare = sample_rows(x, rows, Edits(), None, wide=wide)
+    assert bare.status.tolist() == exact.status.tolist()
+    assert bare.token_ids[sure].tolist() == exact.token_ids[sure].tolist()
 
 
 def rows_of_all_kinds(filters: str) -> Tensor:
@@ -132,7 +139,9 @@ def compare_in(world: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     *why, filters = world.split(": ")
     x = rows_of_all_kinds(filters)
-    if why == ["borders that are tokens"]:
+    if why == ["many equal"]:
+        x = torch.randn(24, V, generator=torch.Generator().manual_seed(3)).round()
+    elif why == ["borders that are tokens"]:
         ordered = x.sort(descending=True).values
 
         def borders(rows: Any, tiles: Any, row: Any, *_: Any) -> Any:
@@ -199,11 +208,25 @@ def test_a_sample_says_where_the_cut_is(monkeypatch: pytest.MonkeyPatch) -> None
     made = workspaces_made(monkeypatch)
     x = torch.randn(3, 20_000, generator=torch.Generator().manual_seed(4))
     for filters, most in (("top-p", 0.12), ("top-k", 0.1), ("min-p and top-p", 0.2)):
-        sample.sample_rows(x, params(3, **FILTERS[filters]), Edits(), None)
+        sample.sample_rows(x, params(3, **FILTERS[filters]), Edits(), processed(3))
         whole, summary = made[-1].whole, made[-1].summary
         assert bool((whole.low <= summary.cut_value).all())
         assert bool((summary.cut_value < whole.high).all())
         assert float(whole.listed.max()) / 20_000 < most, filters
+
+
+def test_most_tokens_are_known_before_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is asked for: then its place in the row comes with it."""
+    from drawlot.kernels.triton import sample
+    from drawlot.kernels.triton.summary import COUNT, COUNT_OF_UNSURE
+
+    made = workspaces_made(monkeypatch)
+    n = 6
+    x = torch.randn(n, 20_000, generator=torch.Generator().manual_seed(6))
+    for filters, unsure in (("top-p", 0), ("top-k", 0), ("min-p", 0), ("min-p and top-p", 0), ("top-k and top-p", n)):
+        sample.sample_rows(x, params(n, **FILTERS[filters]), Edits(), None)
+        control = made[-1].tiles.control.tolist()
+        assert (control[COUNT.value], control[COUNT_OF_UNSURE.value]) == (n, unsure), filters
 
 
 @pytest.mark.parametrize("asked", ["nothing", "logprobs", "logprobs of edited rows"])

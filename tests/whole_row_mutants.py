@@ -5,6 +5,7 @@ from tests.kernel_mutant import KernelMutant
 
 _BOTH = "top-k and top-p"
 _MISSED, _NO_ROOM, _BORDERS = "the cut lies elsewhere: ", "no room for the list: ", "borders that are tokens: "
+_EQUAL = "many equal: half"
 _AS_THEY_ARE = "tl.load(whole.ranges + row * NUM_RANGES + tl.arange(0, NUM_RANGES))"
 OF_READING = [
     KernelMutant(
@@ -106,13 +107,17 @@ OF_THE_SLOW_CUT = [
     KernelMutant("weighed without the last", slow_cut._weights, "(ids <= cut_id)", "(ids < cut_id)", _MISSED + "top-p"),
 ]
 OF_THE_DRAW = [
-    KernelMutant("bounds without noise", whole_row._draw, "shift + noise, MINUS", "shift, MINUS", "top-p"),
-    KernelMutant("bounds at T = 1", whole_row._draw, "if at_one:", "if at_one & (row < 0):", "nearly all, warm"),
+    KernelMutant("bounds without noise", whole_row._bounds, "shift + noise, MINUS", "shift, MINUS", "top-p"),
+    KernelMutant("bounds at T = 1", whole_row._bounds, "if at_one:", "if at_one & (T < 0):", "nearly all, warm"),
     KernelMutant(
-        "a tile of one token", whole_row._draw, "s * log_sums + (1 - s) * _LOG_TILE", "s * log_sums", "nearly all, warm"
+        "a tile of one token",
+        whole_row._bounds,
+        "s * log_sums + (1 - s) * _LOG_TILE",
+        "s * log_sums",
+        "nearly all, warm",
     ),
     KernelMutant(
-        "the last one's tile not read", whole_row._draw, "(maxima >= cut_value)", "(maxima > cut_value)", _BOTH
+        "the last one's tile not read", whole_row._bounds, "(maxima >= cut_value)", "(maxima > cut_value)", _BOTH
     ),
     KernelMutant("summed without the last", whole_row.kept_tiles, "(ids <= cut_id)", "(ids < cut_id)", _BOTH),
     KernelMutant("summed without a cut", whole_row.kept_tiles, "tl.where(kept, x, MINUS_INF)", "x", "min-p and top-p"),
@@ -137,4 +142,23 @@ OF_THE_DRAW = [
     ),
     KernelMutant("its own tile not read", ranks.count_ranks, "(maxima >= own_x)", "(maxima > own_x)", _BOTH),
 ]
-ALL = [*OF_READING, *OF_THE_CUT, *OF_THE_SLOW_CUT, *OF_THE_DRAW]
+OF_DRAWS_BEFORE_THE_CUT = [
+    KernelMutant(
+        "what may be dropped is sure",
+        whole_row.draw_before_cut,
+        "MINUS_INF)) >= kept_from",
+        "MINUS_INF)) >= low",
+        _EQUAL,
+    ),
+    KernelMutant(
+        "others not raced", whole_row.draw_before_cut, "is_sure & (tl.max(is_unsure", "0 * (tl.max(is_unsure", _EQUAL
+    ),
+    KernelMutant("nothing may be missing", whole_row.draw_before_cut, "tl.log(tl.sum(", "0 * tl.log(tl.sum(", _EQUAL),
+    KernelMutant("any other tile loses", whole_row.draw_before_cut, "least > its_key", "row >= 0", _EQUAL),
+    KernelMutant("known wherever it is", ranges.values_of_cut, "reached >= 0", "reached >= -1", _MISSED + "top-k"),
+    KernelMutant("sure a range too far down", ranges.values_of_cut, "(start + 1) *", "start *", _EQUAL),
+    KernelMutant(
+        "dropped a range too far up", ranges.values_of_cut, "tl.minimum(start *", "tl.minimum((start + 1) *", _EQUAL
+    ),
+]
+ALL = [*OF_READING, *OF_THE_CUT, *OF_THE_SLOW_CUT, *OF_THE_DRAW, *OF_DRAWS_BEFORE_THE_CUT]

@@ -118,7 +118,7 @@ class Tiles(NamedTuple):
     raw_sums: Tensor | None
     stride: int
     control: Tensor
-    """int32 [4]: counters that the scan sets back, see `summary.COUNT` and the others"""
+    """int32 [8]: counters that the scan sets back, see `summary.COUNT` and the others"""
     undrawn: Tensor | None = None
     """int32 [N]: 1 where nobody asks for the token of a row that is read whole; None: all tokens are asked for"""
 
@@ -146,6 +146,8 @@ class Whole(NamedTuple):
 
     rows: Tensor
     """int32 [N]: which rows, `control[COUNT]` of them, in any order"""
+    unsure: Tensor
+    """int32 [N]: those of them whose exact cut decides what is drawn, `control[COUNT_OF_UNSURE]` of them"""
     rank_rows: Tensor
     """int32 [N]: rows whose rank is to be counted, `control[COUNT_OF_RANKS]` of them"""
     low: Tensor

@@ -16,7 +16,7 @@ _SLACK = tl.constexpr(1e-3)
 
 @triton.jit
 def race_lazily(bounds, keys_of: tl.constexpr, rows, drafts, row, T: tl.constexpr, TILES: tl.constexpr):
-    """The winning tile, the lower one among equals; -1 if no key is above -inf.
+    """The winning tile, the lower one among equals, and its key; -1 if no key is above -inf.
 
     bounds: [T], of tiles; keys_of: a function of `rows`, `drafts` and `row`, of tiles [TILES] and of which to read,
     that returns their keys, in the type of the bounds; row: a tuple of what else it needs to know, of tensors alone,
@@ -46,4 +46,4 @@ def race_lazily(bounds, keys_of: tl.constexpr, rows, drafts, row, T: tl.constexp
         is_first = is_first == 0
         highest = tl.max(bound)
         may_change = (highest > MINUS_INF) & (highest + _SLACK > best_key)
-    return best
+    return best, best_key

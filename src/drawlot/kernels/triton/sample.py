@@ -145,6 +145,8 @@ def launches_of_draw(
             TILES=whole_tiles,
             RANK_TILES=rank_tiles,
             ROOM=long_room(num_tiles),
+            # Verification needs laws of rows; processed logprobs are told relative to what is kept.
+            CUT=work.tiles.undrawn is not None or (wanted is not None and not raw),
             maxnreg=128,
             num_warps=NUM_WARPS,
             **follow,

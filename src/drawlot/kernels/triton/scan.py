@@ -116,7 +116,7 @@ def scan_block(
     if tiles.raw_sums is not None:
         is_apart = tl.load(wanted.wanted + tl.maximum(state, 0)) != 0
     if item == 0:
-        place = tl.arange(0, 4)
+        place = tl.arange(0, 8)
         tl.store(tiles.control + place, tl.where(place == UNDECIDED, -undecided, 0))
     if state >= 0:
         if tiles.raw_sums is not None:

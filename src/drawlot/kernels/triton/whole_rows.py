@@ -23,10 +23,11 @@ from drawlot.kernels.triton.ranges import (
 from drawlot.kernels.triton.ranks import count_ranks
 from drawlot.kernels.triton.reduce import FIXED_POINT
 from drawlot.kernels.triton.states import filters_of, scale_of, temperature_of
-from drawlot.kernels.triton.summary import ARRIVALS, COUNT, COUNT_OF_RANKS, UNDECIDED
+from drawlot.kernels.triton.summary import ARRIVALS, COUNT, COUNT_OF_RANKS, COUNT_OF_UNSURE, UNDECIDED
 from drawlot.kernels.triton.together import wait_for, wait_for_all
 from drawlot.kernels.triton.values import TILE, ids_of, load_values, order_of, value_of
 from drawlot.kernels.triton.whole_row import (
+    draw_before_cut,
     finish_whole_row,
     kept_tiles,
 )
@@ -52,12 +53,13 @@ def whole_rows_kernel(
     TILES: tl.constexpr,
     RANK_TILES: tl.constexpr,
     ROOM: tl.constexpr,
+    CUT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """All programs share the rows that the finish left, each some parts of TILES tiles side by side.
 
     num_parts, num_rank_parts: of a row, the latter of RANK_TILES tiles, where ranks are counted; ROOM: tokens of a long
-    list; columns, RAW, LOGITS: as for `finish_kernel`.
+    list; CUT: every row needs its exact cut, not only a token; columns, RAW, LOGITS: as for `finish_kernel`.
     """
     first = tl.program_id(0)
     # Mostly no row is left, which is known before the tokens are. All rows are being finished by now.
@@ -72,27 +74,40 @@ def whole_rows_kernel(
             part = item % num_parts
             stop = tl.minimum(part + end - item, num_parts)
             row = tl.load(whole.rows + item // num_parts).to(tl.int64)
-            _weigh(rows, states, tiles, whole, summary, row, part, stop, T, TILES)
+            _weigh(rows, states, tiles, whole, summary, row, part, stop, CUT, T, TILES)
             item += stop - part
         wait_for_all(tiles.control + ARRIVALS, num_programs, 1)
-        item = first * share
+        if CUT == 0:
+            item = first
+            while item < num_rows:
+                row = tl.load(whole.rows + item).to(tl.int64)
+                if draw_before_cut(rows, states, tiles, whole, drawn, summary, row, WIDE, T) == 0:
+                    tl.store(whole.unsure + tl.atomic_add(tiles.control + COUNT_OF_UNSURE, 1), row)
+                item += num_programs
+            wait_for_all(tiles.control + ARRIVALS, num_programs, 2)
+            num_rows = tl.load(tiles.control + COUNT_OF_UNSURE)
+    unsure = whole.rows if CUT else whole.unsure
+    ROUND: tl.constexpr = 1 if CUT else 2
+    if num_rows > 0:
+        share = tl.cdiv(num_rows * num_parts, num_programs)
+        item, end = first * share, tl.minimum((first + 1) * share, num_rows * num_parts)
         while item < end:
             part = item % num_parts
             stop = tl.minimum(part + end - item, num_parts)
-            row = tl.load(whole.rows + item // num_parts).to(tl.int64)
+            row = tl.load(unsure + item // num_parts).to(tl.int64)
             _list(rows, states, whole, summary, row, part, stop, TILES, ROOM)
             item += stop - part
-        wait_for_all(tiles.control + ARRIVALS, num_programs, 2)
+        wait_for_all(tiles.control + ARRIVALS, num_programs, ROUND + 1)
         item = first
         while item < num_rows:
-            row = tl.load(whole.rows + item).to(tl.int64)
+            row = tl.load(unsure + item).to(tl.int64)
             finish_whole_row(rows, states, tiles, lists, whole, drawn, summary, row, WIDE, T, TILES, ROOM)
             item += num_programs
-        wait_for_all(tiles.control + ARRIVALS, num_programs, 3)
+        wait_for_all(tiles.control + ARRIVALS, num_programs, ROUND + 2)
         if tiles.undrawn is not None:
             item = first
             while item < num_rows * num_parts:
-                row = tl.load(whole.rows + item // num_parts).to(tl.int64)
+                row = tl.load(unsure + item // num_parts).to(tl.int64)
                 _weigh_part(rows, states, whole, summary, row, item % num_parts, T, TILES)
                 item += num_programs
     share = tl.cdiv(num_rank_rows * num_rank_parts, num_programs)
@@ -118,6 +133,7 @@ def _weigh(
     row,
     part,
     stop,
+    CUT: tl.constexpr,
     T: tl.constexpr,
     TILES: tl.constexpr,
 ):
@@ -133,6 +149,9 @@ def _weigh(
     low, high, is_bottom, all_mass = line, line, row >= 0, tl.zeros([], tl.int64)
     if (top_k > 0) | (top_p < 1):
         low, high, is_bottom, all_mass = sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T)
+    elif CUT == 0:
+        # The line is the cut.
+        stop = part
     sums = whole.sums + row * NUM_SUMS
     if part == 0:
         tl.store(whole.low + row, low)

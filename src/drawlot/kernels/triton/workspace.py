@@ -93,7 +93,7 @@ class Workspace(NamedTuple):
                 raw_maxima,
                 raw_sums,
                 width,
-                empty(integer, 4),
+                empty(integer, 8),
             ),
             Lists(
                 empty(integer, n, width),
@@ -106,6 +106,7 @@ class Workspace(NamedTuple):
             ),
             Summary(empty(double, 4, n), empty(single, n), empty(integer, n), empty(integer, n), empty(integer, n), n),
             Whole(
+                empty(integer, n),
                 empty(integer, n),
                 empty(integer, n),
                 empty(single, n),

@@ -1,10 +1,14 @@
 """Kernels compile for a GPU: Triton's interpreter runs Python, of which the compiler takes a part."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from tests.without_gpu import compiled
 
 pytest.importorskip("triton")
+import drawlot.kernels.triton
 
 SAMPLES = """
 V = 128_256
@@ -62,3 +66,15 @@ def test_laws_without_filters() -> None:
     ]
     names = compiled(VERIFIES.format(cases))
     assert [names.count(name) for name in ("law_kernel", "weigh_kernel", "whole_rows_kernel")] == [4, 1, 0]
+
+
+def test_no_kernel_writes_a_minus_zero() -> None:
+    # As a literal it is a zero for the compiler, and only for it: in the interpreter it has its sign.
+    for path in Path(drawlot.kernels.triton.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.UnaryOp)
+                and isinstance(node.op, ast.USub)
+                and isinstance(node.operand, ast.Constant)
+            ):
+                assert node.operand.value != 0, f"{path.name}, line {node.lineno}"

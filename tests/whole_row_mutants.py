@@ -1,11 +1,25 @@
 """Wrong kernels for rows that no short list can cut, and the world of `test_triton_whole_rows` that shows each."""
 
-from drawlot.kernels.triton import cut_in_list, lazy_race, listing, ranges, ranks, slow_cut, whole_row, whole_rows
+from drawlot.kernels.triton import (
+    cut_in_list,
+    cut_race,
+    lazy_race,
+    listing,
+    one_read,
+    proposal,
+    ranges,
+    ranks,
+    slow_cut,
+    whole_row,
+    whole_rows,
+)
 from tests.kernel_mutant import KernelMutant
 
 _BOTH = "top-k and top-p"
 _MISSED, _NO_ROOM, _BORDERS = "the cut lies elsewhere: ", "no room for the list: ", "borders that are tokens: "
-_EQUAL = "many equal: half"
+_LINE = "many equal: min-p and half"
+_EQUAL, _FAR = "many equal: half", "a low that is too high: half"
+_BOTTOM, _SAME = "a low that is very low: half", "few tokens, all equal: half"
 _AS_THEY_ARE = "tl.load(whole.ranges + row * NUM_RANGES + tl.arange(0, NUM_RANGES))"
 OF_READING = [
     KernelMutant(
@@ -107,27 +121,27 @@ OF_THE_SLOW_CUT = [
     KernelMutant("weighed without the last", slow_cut._weights, "(ids <= cut_id)", "(ids < cut_id)", _MISSED + "top-p"),
 ]
 OF_THE_DRAW = [
-    KernelMutant("bounds without noise", whole_row._bounds, "shift + noise, MINUS", "shift, MINUS", "top-p"),
-    KernelMutant("bounds at T = 1", whole_row._bounds, "if at_one:", "if at_one & (T < 0):", "nearly all, warm"),
+    KernelMutant("bounds without noise", cut_race.bounds_of, "shift + noise, MINUS", "shift, MINUS", "top-p"),
+    KernelMutant("bounds at T = 1", cut_race.bounds_of, "if at_one:", "if at_one & (T < 0):", "nearly all, warm"),
     KernelMutant(
         "a tile of one token",
-        whole_row._bounds,
+        cut_race.bounds_of,
         "s * log_sums + (1 - s) * _LOG_TILE",
         "s * log_sums",
         "nearly all, warm",
     ),
     KernelMutant(
-        "the last one's tile not read", whole_row._bounds, "(maxima >= cut_value)", "(maxima > cut_value)", _BOTH
+        "the last one's tile not read", cut_race.bounds_of, "(maxima >= cut_value)", "(maxima > cut_value)", _BOTH
     ),
-    KernelMutant("summed without the last", whole_row.kept_tiles, "(ids <= cut_id)", "(ids < cut_id)", _BOTH),
-    KernelMutant("summed without a cut", whole_row.kept_tiles, "tl.where(kept, x, MINUS_INF)", "x", "min-p and top-p"),
-    KernelMutant("another stream", whole_row._keys_of_kept, "key[1], TARGET_TILE", "key[1], TARGET_TILE + 1", _BOTH),
-    KernelMutant("another seed", whole_row._keys_of_kept, "gumbel(tile, key[0]", "gumbel(tile, key[0] + 1", _BOTH),
+    KernelMutant("summed without the last", cut_race.kept_tiles, "(ids <= cut_id)", "(ids < cut_id)", _BOTH),
+    KernelMutant("summed without a cut", cut_race.kept_tiles, "tl.where(kept, x, MINUS_INF)", "x", "min-p and top-p"),
+    KernelMutant("another stream", cut_race._keys_of_kept, "key[1], TARGET_TILE", "key[1], TARGET_TILE + 1", _BOTH),
+    KernelMutant("another seed", cut_race._keys_of_kept, "gumbel(tile, key[0]", "gumbel(tile, key[0] + 1", _BOTH),
     KernelMutant(
         "tiles read once",
         lazy_race.race_lazily,
-        "+ _SLACK > best_key)\n    return",
-        "> best_key + 9)\n    return",
+        "(highest + _SLACK > best_key)",
+        "(highest > best_key + 9)",
         "top-k",
     ),
     KernelMutant(
@@ -142,23 +156,32 @@ OF_THE_DRAW = [
     ),
     KernelMutant("its own tile not read", ranks.count_ranks, "(maxima >= own_x)", "(maxima > own_x)", _BOTH),
 ]
-OF_DRAWS_BEFORE_THE_CUT = [
+OF_PROPOSALS = [
     KernelMutant(
-        "what may be dropped is sure",
-        whole_row.draw_before_cut,
-        "MINUS_INF)) >= kept_from",
-        "MINUS_INF)) >= low",
+        "the first in any case",
+        one_read.read_for_first,
+        "to(tl.float64)\n            is_right = tl.load(counts + BEFORE_FIRST) <",
+        "to(tl.float64)\n            is_right = 0 <",
         _EQUAL,
     ),
+    KernelMutant("enough from low on", one_read._settle, "    while holds &", "    while (num > 0) &", _FAR),
+    KernelMutant("the last in any case", one_read._settle, "before < surely_less", "num > 0", _BOTTOM),
+    KernelMutant("the last that is right", one_read._settle, "holds = before >=", "holds = before < 2 *", _BOTTOM),
+    KernelMutant("the first one's rank", one_read._settle, "ranks >> 32)", "ranks & 0xFFFFFFFF)", _BOTTOM),
+    KernelMutant("the first two's ranks", one_read._settle, "RANKS + chosen // 2", "RANKS", _BOTTOM),
+    KernelMutant("p of what min_p drops", one_read._settle, "if min_p > 0:", "if min_p > 1:", _LINE),
+    KernelMutant("one of two zeros", one_read._least_before, "least == 0, minus_zero", "least == 0, 0.0", _EQUAL),
+    KernelMutant("equals before it forgotten", one_read._least_before, "tile < token // TILE", "tile < 0", _EQUAL),
+    KernelMutant("equals of its tile forgotten", one_read._num_of_equals, "ids < token)) ==", "ids < 0)) ==", _EQUAL),
+    KernelMutant("weightless equals", one_read._mass_of_equals, "* tl.max(mass)", "* 0", _SAME),
+    KernelMutant("nothing after it", proposal._winner_of, "tl.where((x < value)", "tl.where((x < value - 9)", _BOTTOM),
     KernelMutant(
-        "others not raced", whole_row.draw_before_cut, "is_sure & (tl.max(is_unsure", "0 * (tl.max(is_unsure", _EQUAL
+        "what is likely is enough", proposal.propose_later, "mass, 0.0)) <= spare)", "mass, 0.0)) >= 0)", _BOTTOM
     ),
-    KernelMutant("nothing may be missing", whole_row.draw_before_cut, "tl.log(tl.sum(", "0 * tl.log(tl.sum(", _EQUAL),
-    KernelMutant("any other tile loses", whole_row.draw_before_cut, "least > its_key", "row >= 0", _EQUAL),
-    KernelMutant("known wherever it is", ranges.values_of_cut, "reached >= 0", "reached >= -1", _MISSED + "top-k"),
-    KernelMutant("sure a range too far down", ranges.values_of_cut, "(start + 1) *", "start *", _EQUAL),
+    KernelMutant("one more dropped", proposal._last_needed, "dropped <= spare", "dropped <= 1e9", _BOTTOM),
     KernelMutant(
-        "dropped a range too far up", ranges.values_of_cut, "tl.minimum(start *", "tl.minimum((start + 1) *", _EQUAL
+        "no rival", lazy_race.race_lazily, "        if RIVAL:\n            of", "        if 0:\n            of", _BOTTOM
     ),
+    KernelMutant("no rival of the first", proposal.propose_first, "rival = tl.max(", "rival = -9 + tl.max(", _BOTTOM),
 ]
-ALL = [*OF_READING, *OF_THE_CUT, *OF_THE_SLOW_CUT, *OF_THE_DRAW, *OF_DRAWS_BEFORE_THE_CUT]
+ALL = [*OF_READING, *OF_THE_CUT, *OF_THE_SLOW_CUT, *OF_THE_DRAW, *OF_PROPOSALS]

@@ -39,7 +39,7 @@ def sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T: tl.
     tile = tl.arange(0, T)
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
-    sample = _sample(rows, row, T)
+    sample = sample_of(rows, row, _PER_TILE, T)
     all_mass = tl.zeros([], tl.int64)
     if by_count:
         needed = top_k.to(tl.float32)
@@ -73,18 +73,24 @@ def sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T: tl.
 
 
 @triton.jit
-def _sample(rows, row, T: tl.constexpr):
-    """Values [T _PER_TILE] of neighbours in each tile, in another place of each, lest ids have an order."""
+def sample_of(rows, row, PER_TILE: tl.constexpr, T: tl.constexpr):
+    """Values [T PER_TILE] of neighbours in each tile, in another place of each, lest ids have an order."""
     tile = tl.arange(0, T)
-    place = ((tile.to(tl.uint32) * 2654435769) >> 16).to(tl.int32) % (TILE // _PER_TILE) * _PER_TILE
-    ids = (tile * TILE + place)[:, None] + tl.arange(0, _PER_TILE)[None, :]
-    return load_values(rows, row, ids, (tile < rows.num_tiles)[:, None]).reshape(T * _PER_TILE)
+    place = ((tile.to(tl.uint32) * 2654435769) >> 16).to(tl.int32) % (TILE // PER_TILE) * PER_TILE
+    ids = (tile * TILE + place)[:, None] + tl.arange(0, PER_TILE)[None, :]
+    return load_values(rows, row, ids, (tile < rows.num_tiles)[:, None]).reshape(T * PER_TILE)
 
 
 @triton.jit
 def mass_of(x, row_max, scale):
-    """exp(z), float32."""
-    return tl.exp2((tl.minimum(x, row_max) - row_max) * (scale * LOG2_E))
+    """exp(z), float32; 1 above row_max."""
+    return mass_of_tokens(tl.minimum(x, row_max), row_max, scale)
+
+
+@triton.jit
+def mass_of_tokens(x, row_max, scale):
+    """exp(z), float32, of values that a row has."""
+    return tl.exp2((x - row_max) * (scale * LOG2_E))
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.bracket import mass_of
-from drawlot.kernels.triton.listing import clear_list, key_of, load_list, ranks_of_list
+from drawlot.kernels.triton.listing import clear_list, key_of, load_list, ranks_of_list, token_of
 from drawlot.kernels.triton.ranges import NUM_RANGES, has_ranges
 from drawlot.kernels.triton.reduce import FIXED_POINT
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, value_of
@@ -79,18 +79,13 @@ def cut_in_list(lists, whole, row, reach, filters, low, high, row_max, scale, RO
         cut, mass = _cut_of_few(lists, row, num, tl.maximum(need - above, 1), by_mass, row_max, scale)
         mass += above
         by_mass += 1
-    return (cut >> 32).to(tl.int32), _token_of(cut), mass_above + mass
+    return (cut >> 32).to(tl.int32), token_of(cut), mass_above + mass
 
 
 @triton.jit
 def _first_key(value):
     """The lowest number that a token of this value may have."""
     return key_of(value, LAST_ID)
-
-
-@triton.jit
-def _token_of(key):
-    return ((key & LAST_ID) ^ LAST_ID).to(tl.int32)
 
 
 @triton.jit
@@ -154,7 +149,7 @@ def _take(lists, whole, row, first, last, listed, ROOM: tl.constexpr):
         at = tl.atomic_add(whole.taken + row + tl.zeros([_BLOCK], tl.int32), 1, mask=inside, sem="relaxed")
         fits, at = inside & (at < _FEW), row * lists.room + at
         tl.store(lists.token_values + at, value_of(key >> 32), mask=fits)
-        tl.store(lists.token_ids + at, _token_of(key), mask=fits)
+        tl.store(lists.token_ids + at, token_of(key), mask=fits)
         start += _BLOCK
     tl.debug_barrier()
     return tl.load(whole.taken + row)

@@ -7,14 +7,16 @@ from drawlot.kernels.triton.column_values import put_column, result_of
 from drawlot.kernels.triton.from_list import begin_list, draw_from_list, mass_for_top_p, may_hold
 from drawlot.kernels.triton.listing import clear_list, survey
 from drawlot.kernels.triton.noise import gumbel_of_range
+from drawlot.kernels.triton.one_read import begin_counts
 from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.proposal import put_request
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
+from drawlot.kernels.triton.ranks import ask_for_rank
 from drawlot.kernels.triton.reduce import sum_of_masses
 from drawlot.kernels.triton.scan import GROUP, GROUPS, group_of, raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import (
     COUNT,
-    COUNT_OF_RANKS,
     GREEDY,
     NO_TOKEN,
     TILES,
@@ -145,7 +147,7 @@ def finish_kernel(
             if wants & is_known:
                 put_column(columns, row, token, logprob, 1, row >= 0)
         if asks:
-            _ask_for_rank(tiles, whole, columns, summary, row)
+            ask_for_rank(tiles, whole, columns, summary, row)
             count_up(tiles.control + UNDECIDED)
         return
 
@@ -176,11 +178,15 @@ def finish_kernel(
         )
     if done:
         if asks:
-            _ask_for_rank(tiles, whole, columns, summary, row)
+            ask_for_rank(tiles, whole, columns, summary, row)
             count_up(tiles.control + UNDECIDED)
         return
     if filtered:
-        begin_whole_row(whole, row, tl.atomic_add(tiles.control + COUNT, 1))
+        slot = tl.atomic_add(tiles.control + COUNT, 1)
+        begin_whole_row(whole, row, slot)
+        begin_counts(whole, slot)
+        asks_for = tl.where(wants, tl.where(is_known, 1, 2), 0)
+        put_request(whole, slot, row, row_max, temperature, (top_k, top_p, min_p), key, asks_for)
         tl.store(summary.floats + row, row_max)
         tl.store(summary.path + row, WHOLE)
         tl.store(summary.rank + row, 0)
@@ -190,22 +196,11 @@ def finish_kernel(
         put_cut(summary, row, MINUS_INF, -1)
         put(drawn, summary, row, token, 0, TILES, row_max, tl.log(mass))
         tl.store(summary.rank + row, 0)
-    if wants:
-        _ask_for_rank(tiles, whole, columns, summary, row)
+    # Raw ranks of rows that are read again come with their tokens.
+    if wants & ((filtered == 0) | (RAW == 0)):
+        ask_for_rank(tiles, whole, columns, summary, row)
     if is_sure == 0:
         count_up(tiles.control + UNDECIDED)
-
-
-@triton.jit
-def _ask_for_rank(tiles, whole, columns, summary, row):
-    """Leaves a rank, and an only column, to the programs that count over whole rows."""
-    tl.store(whole.rank_rows + tl.atomic_add(tiles.control + COUNT_OF_RANKS, 1), row)
-    if columns is None:
-        # Another thread may have stored a rank.
-        tl.debug_barrier()
-        tl.store(summary.rank + row, 1)
-    else:
-        tl.store(columns.ranks + row, 1)
 
 
 @triton.jit

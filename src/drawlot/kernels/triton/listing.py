@@ -282,6 +282,12 @@ def key_of(value, token):
 
 
 @triton.jit
+def token_of(key):
+    """The id (int32) of a token, by its key."""
+    return ((key & LAST_ID) ^ LAST_ID).to(tl.int32)
+
+
+@triton.jit
 def ranks_of_list(lists, row, listed, value, token, slot, ROOM: tl.constexpr):
     """How many tokens of the list come before each of it, int32 [ROOM]; those after its end come last.
 

@@ -14,9 +14,6 @@ NUM_ABOVE, MASS_ABOVE, SHARED_OUT, REACHED, MASS_REACHED = (tl.constexpr(i) for 
 what the cut may be, number or mass above that, whichever counts, -1 if it is elsewhere; of a number, the mass of those
 of them that are in the bracket"""
 
-_ROUNDING = tl.constexpr(2.0**-20)
-"""Of a place, at most"""
-
 
 @triton.jit
 def quarters_of(x):
@@ -75,25 +72,6 @@ def range_of_cut(whole, row, filters):
     # The distance to a high value may be an infinity, which is a place of the highest range, too.
     last = tl.where(start == NUM_RANGES - 1.0, float("inf"), value_of(order_of(start + 1) - 1))
     return start, last, tl.where(holds, reached, -1)
-
-
-@triton.jit
-def values_of_cut(whole, row, filters, low, high):
-    """Values (float32) of a row that tell what its cut drops, all below the first, and keeps, all from the second on.
-
-    And whether that is known; between them is what may be either. They are a little further apart than what the places
-    say, since these are rounded.
-    """
-    dropped_below, kept_from, is_known = low, high, (filters[0] <= 0) & (filters[1] >= 1)
-    if has_ranges(filters):
-        start, _last, reached = range_of_cut(whole, row, filters)
-        is_known, per_unit = reached >= 0, ranges_per_unit(low, high)
-        # No more than the largest number, which is less than it might be; the other is to be no less than it is.
-        below = low + tl.minimum(start * (1 - _ROUNDING) / per_unit, 3e38)
-        from_here = low + (start + 1) * (1 + _ROUNDING) / per_unit
-        dropped_below = tl.where(start > 0, tl.maximum(value_of(order_of(below) - 4), low), low)
-        kept_from = tl.where(start < NUM_RANGES - 1, tl.minimum(value_of(order_of(from_here) + 4), high), high)
-    return dropped_below, kept_from, is_known
 
 
 @triton.jit

@@ -5,7 +5,20 @@ import triton.language as tl
 
 from drawlot.kernels.triton.column_values import law_of_row, load_as, result_of
 from drawlot.kernels.triton.reduce import total_of
+from drawlot.kernels.triton.summary import COUNT_OF_RANKS
 from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, is_edited, order_of, value_of
+
+
+@triton.jit
+def ask_for_rank(tiles, whole, columns, summary, row):
+    """Leaves a rank, and an only column, to the programs that count over whole rows."""
+    tl.store(whole.rank_rows + tl.atomic_add(tiles.control + COUNT_OF_RANKS, 1), row)
+    if columns is None:
+        # Another thread may have stored a rank.
+        tl.debug_barrier()
+        tl.store(summary.rank + row, 1)
+    else:
+        tl.store(columns.ranks + row, 1)
 
 
 @triton.jit

@@ -21,8 +21,14 @@ def wait_for_all(arrivals, num_programs, round):
 @triton.jit
 def is_last(arrivals, num_programs):
     """Whether all others of some programs have come here before, whose stores can now be read; arrivals begin at 0."""
+    return is_last_of(arrivals, 1, num_programs)
+
+
+@triton.jit
+def is_last_of(arrivals, own, num):
+    """As `is_last`, for a program that does `own` of `num` things."""
     tl.debug_barrier()
-    return tl.atomic_add(arrivals, 1, sem="acq_rel") == num_programs - 1
+    return tl.atomic_add(arrivals, own, sem="acq_rel") + own == num
 
 
 @triton.jit

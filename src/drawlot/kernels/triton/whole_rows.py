@@ -1,9 +1,15 @@
-"""Rows whose cut may lie anywhere, read again by all of the GPU, which lists the tokens that the cut may be."""
+"""Rows whose cut may lie anywhere, read again by all of the GPU.
+
+Once to see whether the tokens that they propose are right; and where this does not say it, or the cut itself is asked
+for, once to weigh and once to list what the cut may be.
+"""
 
 import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.bracket import LARGEST, mass_of, min_p_line, sample_bracket
+from drawlot.kernels.triton.cut_race import kept_tiles
+from drawlot.kernels.triton.one_read import begin_row, go_on_with_row, read_for_first, read_for_later
 from drawlot.kernels.triton.pdl import let_next_start, wait_for_previous
 from drawlot.kernels.triton.ranges import (
     MASS_ABOVE,
@@ -23,14 +29,19 @@ from drawlot.kernels.triton.ranges import (
 from drawlot.kernels.triton.ranks import count_ranks
 from drawlot.kernels.triton.reduce import FIXED_POINT
 from drawlot.kernels.triton.states import filters_of, scale_of, temperature_of
-from drawlot.kernels.triton.summary import ARRIVALS, COUNT, COUNT_OF_RANKS, COUNT_OF_UNSURE, UNDECIDED
+from drawlot.kernels.triton.summary import (
+    ARRIVALS,
+    COUNT,
+    COUNT_OF_RANKS,
+    COUNT_OF_UNSETTLED,
+    COUNT_OF_UNSURE,
+    NUM_READ,
+    NUM_SETTLED,
+    UNDECIDED,
+)
 from drawlot.kernels.triton.together import wait_for, wait_for_all
 from drawlot.kernels.triton.values import TILE, ids_of, load_values, order_of, value_of
-from drawlot.kernels.triton.whole_row import (
-    draw_before_cut,
-    finish_whole_row,
-    kept_tiles,
-)
+from drawlot.kernels.triton.whole_row import finish_whole_row
 
 
 @triton.jit
@@ -59,7 +70,7 @@ def whole_rows_kernel(
     """All programs share the rows that the finish left, each some parts of TILES tiles side by side.
 
     num_parts, num_rank_parts: of a row, the latter of RANK_TILES tiles, where ranks are counted; ROOM: tokens of a long
-    list; CUT: every row needs its exact cut, not only a token; columns, RAW, LOGITS: as for `finish_kernel`.
+    list; CUT: every row needs its exact cut, not a token alone; columns, RAW, LOGITS: as for `finish_kernel`.
     """
     first = tl.program_id(0)
     # Mostly no row is left, which is known before the tokens are. All rows are being finished by now.
@@ -67,49 +78,45 @@ def whole_rows_kernel(
     wait_for(tiles.control + UNDECIDED, 0)
     # Both at once: most steps leave none.
     num_rows, num_rank_rows = tl.load(tiles.control + COUNT), tl.load(tiles.control + COUNT_OF_RANKS)
+    if CUT == 0:
+        if num_rows > 0:
+            _settle_rows(
+                rows,
+                states,
+                tiles,
+                whole,
+                columns,
+                drawn,
+                summary,
+                num_rows,
+                num_programs,
+                num_parts,
+                RAW,
+                LOGITS,
+                WIDE,
+                T,
+                TILES,
+            )
+            num_rows, num_rank_rows = tl.load(tiles.control + COUNT_OF_UNSURE), tl.load(tiles.control + COUNT_OF_RANKS)
+    cut_rows = whole.rows if CUT else whole.unsure
     if num_rows > 0:
-        share = tl.cdiv(num_rows * num_parts, num_programs)
-        item, end = first * share, tl.minimum((first + 1) * share, num_rows * num_parts)
-        while item < end:
-            part = item % num_parts
-            stop = tl.minimum(part + end - item, num_parts)
-            row = tl.load(whole.rows + item // num_parts).to(tl.int64)
-            _weigh(rows, states, tiles, whole, summary, row, part, stop, CUT, T, TILES)
-            item += stop - part
-        wait_for_all(tiles.control + ARRIVALS, num_programs, 1)
-        if CUT == 0:
-            item = first
-            while item < num_rows:
-                row = tl.load(whole.rows + item).to(tl.int64)
-                if draw_before_cut(rows, states, tiles, whole, drawn, summary, row, WIDE, T) == 0:
-                    tl.store(whole.unsure + tl.atomic_add(tiles.control + COUNT_OF_UNSURE, 1), row)
-                item += num_programs
-            wait_for_all(tiles.control + ARRIVALS, num_programs, 2)
-            num_rows = tl.load(tiles.control + COUNT_OF_UNSURE)
-    unsure = whole.rows if CUT else whole.unsure
-    ROUND: tl.constexpr = 1 if CUT else 2
-    if num_rows > 0:
-        share = tl.cdiv(num_rows * num_parts, num_programs)
-        item, end = first * share, tl.minimum((first + 1) * share, num_rows * num_parts)
-        while item < end:
-            part = item % num_parts
-            stop = tl.minimum(part + end - item, num_parts)
-            row = tl.load(unsure + item // num_parts).to(tl.int64)
-            _list(rows, states, whole, summary, row, part, stop, TILES, ROOM)
-            item += stop - part
-        wait_for_all(tiles.control + ARRIVALS, num_programs, ROUND + 1)
-        item = first
-        while item < num_rows:
-            row = tl.load(unsure + item).to(tl.int64)
-            finish_whole_row(rows, states, tiles, lists, whole, drawn, summary, row, WIDE, T, TILES, ROOM)
-            item += num_programs
-        wait_for_all(tiles.control + ARRIVALS, num_programs, ROUND + 2)
-        if tiles.undrawn is not None:
-            item = first
-            while item < num_rows * num_parts:
-                row = tl.load(unsure + item // num_parts).to(tl.int64)
-                _weigh_part(rows, states, whole, summary, row, item % num_parts, T, TILES)
-                item += num_programs
+        _cut_rows(
+            rows,
+            states,
+            tiles,
+            lists,
+            whole,
+            drawn,
+            summary,
+            cut_rows,
+            num_rows,
+            num_programs,
+            num_parts,
+            WIDE,
+            T,
+            TILES,
+            ROOM,
+        )
     share = tl.cdiv(num_rank_rows * num_rank_parts, num_programs)
     item, end = first * share, tl.minimum((first + 1) * share, num_rank_rows * num_rank_parts)
     while item < end:
@@ -124,6 +131,111 @@ def whole_rows_kernel(
 
 
 @triton.jit
+def _settle_rows(
+    rows,
+    states,
+    tiles,
+    whole,
+    columns,
+    drawn,
+    summary,
+    num_rows,
+    num_programs,
+    num_parts,
+    RAW: tl.constexpr,
+    LOGITS: tl.constexpr,
+    WIDE: tl.constexpr,
+    T: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Has rows propose tokens, and reads them to see which are right; leaves those of which none is."""
+    first = tl.program_id(0)
+    item = first
+    while item < num_rows:
+        begin_row(rows, tiles, whole, columns, summary, item, WIDE, T)
+        item += num_programs
+    # Others than those that have begun rows, if there are enough, go on with these.
+    item = num_programs - 1 - first
+    while item < num_rows:
+        go_on_with_row(rows, tiles, whole, item, WIDE, T)
+        item += num_programs
+    num_readers = tl.where(2 * num_rows <= num_programs, num_programs - num_rows, num_programs)
+    share = tl.cdiv(num_rows * num_parts, num_readers)
+    item, end = first * share, tl.minimum((first + 1) * share, num_rows * num_parts)
+    while item < end:
+        slot, part = item // num_parts, item % num_parts
+        stop = tl.minimum(part + end - item, num_parts)
+        read_for_first(
+            rows, states, tiles, whole, columns, drawn, summary, slot, part, stop, num_parts, RAW, LOGITS, TILES
+        )
+        item += stop - part
+    wait_for(tiles.control + NUM_READ, num_rows)
+    num_rows = tl.load(tiles.control + COUNT_OF_UNSETTLED)
+    share = tl.cdiv(num_rows * num_parts, num_programs)
+    item, end = first * share, tl.minimum((first + 1) * share, num_rows * num_parts)
+    while item < end:
+        slot, part = tl.load(whole.unsettled + item // num_parts), item % num_parts
+        stop = tl.minimum(part + end - item, num_parts)
+        read_for_later(
+            rows, states, tiles, whole, columns, drawn, summary, slot, part, stop, num_parts, RAW, LOGITS, TILES
+        )
+        item += stop - part
+    if num_rows > 0:
+        wait_for(tiles.control + NUM_SETTLED, num_rows)
+
+
+@triton.jit
+def _cut_rows(
+    rows,
+    states,
+    tiles,
+    lists,
+    whole,
+    drawn,
+    summary,
+    cut_rows,
+    num_rows,
+    num_programs,
+    num_parts,
+    WIDE: tl.constexpr,
+    T: tl.constexpr,
+    TILES: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """Finds the cuts of rows, of which cut_rows [num_rows] are, and draws."""
+    first = tl.program_id(0)
+    share = tl.cdiv(num_rows * num_parts, num_programs)
+    item, end = first * share, tl.minimum((first + 1) * share, num_rows * num_parts)
+    while item < end:
+        part = item % num_parts
+        stop = tl.minimum(part + end - item, num_parts)
+        row = tl.load(cut_rows + item // num_parts).to(tl.int64)
+        _weigh(rows, states, tiles, whole, summary, row, part, stop, T, TILES)
+        item += stop - part
+    wait_for_all(tiles.control + ARRIVALS, num_programs, 1)
+    item, end = first * share, tl.minimum((first + 1) * share, num_rows * num_parts)
+    while item < end:
+        part = item % num_parts
+        stop = tl.minimum(part + end - item, num_parts)
+        row = tl.load(cut_rows + item // num_parts).to(tl.int64)
+        _list(rows, states, whole, summary, row, part, stop, TILES, ROOM)
+        item += stop - part
+    wait_for_all(tiles.control + ARRIVALS, num_programs, 2)
+    item = first
+    while item < num_rows:
+        row = tl.load(cut_rows + item).to(tl.int64)
+        finish_whole_row(rows, states, tiles, lists, whole, drawn, summary, row, WIDE, T, TILES, ROOM)
+        item += num_programs
+    wait_for_all(tiles.control + ARRIVALS, num_programs, 3)
+    if tiles.undrawn is not None:
+        item = first
+        while item < num_rows * num_parts:
+            row = tl.load(cut_rows + item // num_parts).to(tl.int64)
+            _weigh_part(rows, states, whole, summary, row, item % num_parts, T, TILES)
+            item += num_programs
+
+
+@triton.jit
 def _weigh(
     rows,
     states,
@@ -133,7 +245,6 @@ def _weigh(
     row,
     part,
     stop,
-    CUT: tl.constexpr,
     T: tl.constexpr,
     TILES: tl.constexpr,
 ):
@@ -149,9 +260,6 @@ def _weigh(
     low, high, is_bottom, all_mass = line, line, row >= 0, tl.zeros([], tl.int64)
     if (top_k > 0) | (top_p < 1):
         low, high, is_bottom, all_mass = sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T)
-    elif CUT == 0:
-        # The line is the cut.
-        stop = part
     sums = whole.sums + row * NUM_SUMS
     if part == 0:
         tl.store(whole.low + row, low)

@@ -10,6 +10,9 @@ from torch import Tensor
 from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted
 from drawlot.kernels.triton.arguments import Columns, Lists, Overlay, Rows, Summary, Tiles, Wanted, Whole
 from drawlot.kernels.triton.edits import overlay_of
+from drawlot.kernels.triton.likely_cut import NUM_BINS
+from drawlot.kernels.triton.one_read import NUM_COUNTS
+from drawlot.kernels.triton.proposal import RECORD
 from drawlot.kernels.triton.ranges import NUM_RANGES, NUM_SUMS
 
 SCAN_TILES = 16
@@ -109,6 +112,7 @@ class Workspace(NamedTuple):
                 empty(integer, n),
                 empty(integer, n),
                 empty(integer, n),
+                empty(integer, n),
                 empty(single, n),
                 empty(single, n),
                 empty(single, n),
@@ -117,6 +121,12 @@ class Workspace(NamedTuple):
                 empty(torch.int64, n, long_room(num_tiles)),
                 empty(torch.int64, n, NUM_RANGES.value),
                 empty(integer, n),
+                empty(double, n, 4),
+                empty(torch.int64, n, 8),
+                empty(torch.int64, n),
+                empty(integer, n, RECORD.value),
+                empty(torch.int64, n, NUM_COUNTS.value),
+                empty(torch.int64, n, NUM_BINS.value),
                 empty(single, n, width),
             ),
             width,

@@ -71,10 +71,16 @@ def _keys_of_kept(rows, row, tile, mask, WIDE: tl.constexpr):
 
 
 @triton.jit
+def is_kept(x, ids, cut_value, cut_id):
+    """Which tokens of these values are not after the last kept one."""
+    return (x > cut_value) | ((x == cut_value) & (ids <= cut_id))
+
+
+@triton.jit
 def kept_tiles(rows, row, tile, mask, cut_value, cut_id, scale):
     """Maxima of tiles [M], and sums of what a cut keeps of them, laid out as in the scan."""
     ids = slices_of(tile)
     x = load_values(rows, row, ids, of_each(mask, ids))
-    kept = (x > cut_value) | ((x == cut_value) & (ids <= cut_id))
+    kept = is_kept(x, ids, cut_value, cut_id)
     maxima = tile_maxima(x)
     return maxima, tile_sums(tl.where(kept, x, MINUS_INF), maxima, scale)

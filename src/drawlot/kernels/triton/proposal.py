@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.bracket import LARGEST, mass_of, min_p_line
-from drawlot.kernels.triton.cut_race import bounds_of, race_of_cut, tiles_of
+from drawlot.kernels.triton.cut_race import bounds_of, is_kept, race_of_cut, tiles_of
 from drawlot.kernels.triton.likely_cut import likely_cut, sample_for_cut, span_of_cut
 from drawlot.kernels.triton.listing import key_of, token_of
 from drawlot.kernels.triton.noise import gumbel_of_range
@@ -23,14 +23,17 @@ from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, load_values,
 RECORD, MOST = tl.constexpr(32), tl.constexpr(4)
 LOW, LINE, NUM, IS_FIRST, FIRST, LATER, EACH = (tl.constexpr(i) for i in (0, 1, 2, 3, 4, 8, 4))
 """Places in `Whole.proposals`: all that is kept is hoped to be from the one value on, and is from the other on, as
-min_p wants it; how many later proposals there are, MOST at most, and first ones, at most 1; where the first is, and
-where the later ones begin, each of EACH places"""
+min_p wants it; how many later proposals there are, MOST at most; of the first 1 if it may be right, 0 if another tile
+may win, -1 if there is none; where it is, and where the later ones begin, each of EACH places"""
 NEEDED_VALUE, NEEDED_ID, VALUE, TOKEN = (tl.constexpr(i) for i in range(4))
 """Places in a proposal"""
 
 _TILES_OF_RACE = tl.constexpr(8)
+"""Read at a time; mostly one or two can win"""
 _LEVELS = tl.constexpr(2)
+"""Rounds of five steps in which a value is sought"""
 _MOST_DROPPED = tl.constexpr(16)
+"""Tokens of a tile that are tried one by one; then the next of them is needed, though less might do"""
 _LARGEST_KEY = tl.constexpr(2**63 - 1)
 _SLACK = tl.constexpr(1e-4)
 """More than what rounding adds to a key"""
@@ -145,7 +148,7 @@ def propose_later(rows, tiles, whole, slot, is_settled, WIDE: tl.constexpr, T: t
                         # Mostly nothing else is in question.
                         needed_value, needed_id = likely, token * 0
                     else:
-                        kept = (x > cut_value) | ((x == cut_value) & (ids <= cut_id))
+                        kept = is_kept(x, ids, cut_value, cut_id)
                         needed_value, needed_id = _last_needed(x, ids, kept, mass, spare, token)
                 _put(record + LATER + EACH * num, needed_value, needed_id, value, token)
                 num += 1
@@ -174,7 +177,7 @@ def _winner_of(rows, row, tile, share, law, key, WIDE: tl.constexpr):
     cut_value, cut_id, row_max, temperature = law
     ids = tile * TILE + tl.arange(0, TILE)
     x = load_values(rows, row, ids, ids >= 0)
-    kept = (x > cut_value) | ((x == cut_value) & (ids <= cut_id))
+    kept = is_kept(x, ids, cut_value, cut_id)
     z = tl.where(kept, z_of(x, row_max, temperature, WIDE), MINUS_INF)
     noise = gumbel_of_range(tile * TILE, TILE, key[0], key[1], TARGET_TOKEN, key[2], key[3], WIDE)
     token, order = first_largest(z + noise, ids, order_of(x))

@@ -64,3 +64,20 @@ def put_column(columns, row, token, logprob, rank, mask):
     tl.store(columns.ids + row + token * 0, token, mask=mask)
     tl.store(columns.logprobs + row + token * 0, logprob, mask=mask)
     tl.store(columns.ranks + row + token * 0, rank, mask=mask)
+
+
+@triton.jit
+def put_columns(columns, row, token, logprob, rank, num_top, drawn):
+    """Stores all columns of a row and its rank, from a list of its best tokens [ROOM], as many as columns or more.
+
+    rank: how many tokens of the list come before each, every number below ROOM once; num_top: how many are wanted;
+    drawn: a token of the list.
+    """
+    ids, logprobs = columns.ids + row * columns.count, columns.logprobs + row * columns.count
+    is_top, exists = rank < num_top, rank + 1 < columns.count
+    tl.store(ids + 1 + rank, tl.where(is_top, token, -1), mask=exists)
+    tl.store(logprobs + 1 + rank, tl.where(is_top, logprob, MINUS_INF), mask=exists)
+    is_drawn = token == drawn
+    tl.store(ids + token * 0, token, mask=is_drawn)
+    tl.store(logprobs + token * 0, logprob, mask=is_drawn)
+    tl.store(columns.ranks + row + token * 0, rank + 1, mask=is_drawn)

@@ -13,18 +13,18 @@ from drawlot.kernels.triton.listing import (
     load_list,
     load_numbers,
     select_groups,
-    select_tiles,
     survey,
 )
 from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.ranks import count_in_tiles, select_tiles_before
 from drawlot.kernels.triton.scan import raw_apart
 from drawlot.kernels.triton.slow_cut import cut_at_count
 from drawlot.kernels.triton.states import scan_scale
+from drawlot.kernels.triton.summary import ALL_COLUMNS
 from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
     MINUS_INF_ORDER,
-    ids_of,
     order_of,
 )
 
@@ -47,13 +47,18 @@ def columns_kernel(
     T: tl.constexpr,
     ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
-    GATHER: tl.constexpr,
     TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: one row. RAW: of the model's logits, not of the processed distribution; LOGITS: no logarithms."""
+    """Program: one row, unless a list has told its columns already.
+
+    RAW: of the model's logits, not of the processed distribution; LOGITS: no logarithms.
+    """
     row = tl.program_id(0).to(tl.int64)
     follow(OVERLAP)
+    rank = tl.load(summary.rank + row)
+    if rank == ALL_COLUMNS:
+        return
     ids, logprobs = columns.ids + row * columns.count, columns.logprobs + row * columns.count
     start = 0
     while start < columns.count:
@@ -88,7 +93,6 @@ def columns_kernel(
         start += _BLOCK
 
     num_top = tl.load(wanted.num_top + state)
-    rank = tl.load(summary.rank + row)
     if (num_top > 0) | (rank == 0):
         tile = tl.arange(0, T)
         at = row * tiles.stride + tile
@@ -105,7 +109,9 @@ def columns_kernel(
             )
         if rank == 0:
             tl.debug_barrier()
-            rank = 1 + _count_before(rows, row, lists, maxima, tl.max(x), token, law, RAW, T, GATHER)
+            num_tiles = select_tiles_before(lists, row, maxima, tl.max(x))
+            tl.debug_barrier()
+            rank = 1 + count_in_tiles(rows, row, lists, num_tiles, tl.max(x), token, law, RAW)
     tl.store(columns.ranks + row, rank)
 
 
@@ -183,23 +189,3 @@ def _list_from(
     num_alone, num_crowded = load_numbers(lists, row)
     group, x = load_groups(rows, None, row, lists, 0, num_alone, num_crowded, RAW, ROOM, BLOCK)
     return list_tokens(rows, None, row, lists, num_alone, num_crowded, group, x, cut_order, cut_id, RAW, ROOM, BLOCK)
-
-
-@triton.jit
-def _count_before(rows, row, lists, maxima, x, token, law, RAW: tl.constexpr, T: tl.constexpr, GATHER: tl.constexpr):
-    """How many tokens that have a probability come before (x, token), which need not have one."""
-    selected = (maxima >= x) & (maxima > MINUS_INF)
-    select_tiles(lists, row, tl.arange(0, T), selected)
-    num_selected = tl.sum(selected.to(tl.int32))
-    tl.debug_barrier()
-    count = 0
-    start = 0
-    while start < num_selected:
-        slot = start + tl.arange(0, GATHER)
-        tile = tl.load(lists.tile_ids + row * lists.width + slot, mask=slot < num_selected, other=0)
-        ids = ids_of(tile)
-        values = load_as(rows, row, ids, (slot < num_selected)[:, None], RAW)
-        before = comes_before(values, ids, x, token) & has_probability(values, ids, law)
-        count += tl.sum(tl.sum(before.to(tl.int32), 1), 0)
-        start += GATHER
-    return count

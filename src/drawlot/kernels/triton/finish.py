@@ -11,7 +11,7 @@ from drawlot.kernels.triton.one_read import begin_counts
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.proposal import put_request
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
-from drawlot.kernels.triton.ranks import ask_for_rank
+from drawlot.kernels.triton.ranks import ask_for_rank, rank_by_raw
 from drawlot.kernels.triton.reduce import sum_of_masses
 from drawlot.kernels.triton.scan import GROUP, GROUPS, group_of, raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, scan_scale, temperature_of
@@ -52,6 +52,7 @@ def finish_kernel(
     whole,
     wanted,
     columns,
+    all_columns,
     drawn,
     summary,
     RAW: tl.constexpr,
@@ -64,8 +65,8 @@ def finish_kernel(
 ):
     """Program: one row. T: power of two >= number of tiles; ROOM: tokens of a list; BLOCK: groups read at a time.
 
-    columns: of rows with one column, which need no launch of their own; None: another launch fills them. RAW, LOGITS:
-    what they hold, as for `columns_kernel`.
+    columns: of rows with one column, which need no launch of their own; None: another launch fills all_columns, if
+    there are any, of rows whose lists do not tell them. RAW, LOGITS: what they hold, as for `columns_kernel`.
     """
     row = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, T)
@@ -85,6 +86,9 @@ def finish_kernel(
         if columns is not None:
             if wants == 0:
                 put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, row >= 0)
+    num_top = tl.zeros([], tl.int32)
+    if all_columns is not None:
+        num_top = _num_top(wanted, state, ROOM)
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
     if filtered == 0:
         noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
@@ -146,14 +150,15 @@ def finish_kernel(
             logprob = result_of(row_max, row_max, log_mass, temperature, RAW, LOGITS)
             if wants & is_known:
                 put_column(columns, row, token, logprob, 1, row >= 0)
-        if asks:
-            ask_for_rank(tiles, whole, columns, summary, row)
-            count_up(tiles.control + UNDECIDED)
+        if RAW:
+            if asks:
+                rank_by_raw(rows, states, tiles, lists, whole, columns, summary, state, row, token, LOGITS, T)
+                count_up(tiles.control + UNDECIDED)
         return
 
-    done = False
+    done, token = False, tl.full([], -1, tl.int32)
     if lists_it:
-        done = draw_from_list(
+        done, token = draw_from_list(
             rows,
             lists,
             drawn,
@@ -166,7 +171,9 @@ def finish_kernel(
             row_mass,
             key,
             columns,
+            all_columns,
             wants & is_known,
+            num_top,
             (asks == 0) & (is_sure == 0),
             undecided,
             raw_log_mass,
@@ -177,9 +184,10 @@ def finish_kernel(
             BLOCK,
         )
     if done:
-        if asks:
-            ask_for_rank(tiles, whole, columns, summary, row)
-            count_up(tiles.control + UNDECIDED)
+        if RAW:
+            if asks:
+                rank_by_raw(rows, states, tiles, lists, whole, columns, summary, state, row, token, LOGITS, T)
+                count_up(tiles.control + UNDECIDED)
         return
     if filtered:
         slot = tl.atomic_add(tiles.control + COUNT, 1)
@@ -201,6 +209,16 @@ def finish_kernel(
         ask_for_rank(tiles, whole, columns, summary, row)
     if is_sure == 0:
         count_up(tiles.control + UNDECIDED)
+
+
+@triton.jit
+def _num_top(wanted, state, ROOM: tl.constexpr):
+    """How many top tokens a request wants; more than a list holds where it wants others."""
+    num_top = tl.load(wanted.num_top + state).to(tl.int32)
+    if wanted.num_token_ids > 0:
+        first = tl.load(wanted.token_ids + state * wanted.num_token_ids)
+        num_top = tl.where(first >= 0, ROOM + 1, num_top)
+    return num_top
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.column_values import put_column, result_of
+from drawlot.kernels.triton.column_values import put_column, put_columns, result_of
 from drawlot.kernels.triton.listing import (
     line_of,
     list_tokens,
@@ -18,7 +18,7 @@ from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, z_of
 from drawlot.kernels.triton.reduce import FIXED_POINT, element_of, of_fixed, sum_by_tile, total_of, winner_of
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.states import scale_of
-from drawlot.kernels.triton.summary import LISTED, put
+from drawlot.kernels.triton.summary import ALL_COLUMNS, LISTED, put
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, order_of
 
 _WITHOUT_TOP_K = tl.constexpr(64)
@@ -100,7 +100,9 @@ def draw_from_list(
     row_mass,
     key,
     columns,
+    all_columns,
     has_column,
+    num_top,
     counts,
     undecided,
     raw_log_mass,
@@ -110,12 +112,12 @@ def draw_from_list(
     ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Whether the list held all that the row keeps; if so, its token and summary are stored.
+    """Whether the list held all that the row keeps, and its token, which is stored then with its summary.
 
     begun: what `begin_list` returns; filters, key: what `filters_of` and `noise_key` of `states` return; row_mass: what
-    `mass_for_top_p` does; has_column: whether columns, if there are any, are to have the token; counts:
-    whether to count the row in `undecided` as soon as the list decides it; raw_log_mass: of the raw logits, if they
-    have the same values.
+    `mass_for_top_p` does; has_column: whether columns, if there are any, are to have the token; num_top: how many top
+    tokens all_columns are to have; counts: whether to count the row in `undecided` as soon as the list decides it;
+    raw_log_mass: of the raw logits, if they have the same values.
     """
     listed, value, token = list_row(rows, None, lists, row, begun, ROOM, BLOCK)
     z = z_of(value, row_max, temperature, WIDE)
@@ -123,6 +125,7 @@ def draw_from_list(
     # Early, where other work waits for memory.
     noises = noises_of_list(token, key, TARGET_TILE, TARGET_TOKEN, WIDE)
     done, rank, num_kept, total = cut_list(lists, row, begun[0], listed, value, token, z, mass, filters, row_mass, ROOM)
+    winner = tl.full([], -1, tl.int32)
     if done:
         if counts:
             tl.atomic_add(undecided, 1, sem="relaxed")
@@ -132,13 +135,29 @@ def draw_from_list(
         winner = race_in_list(tl.where(kept, mass, 0.0), z, kept, token, noises)
         log_mass = tl.log(of_fixed(total).to(z.dtype))
         put(drawn, summary, row, winner, 0, LISTED, row_max, log_mass)
-        if columns is None:
+        if columns is None and all_columns is None:
             tl.store(summary.rank + row + token * 0, rank + 1, mask=token == winner)
         else:
             # Unedited: the maximum of the raw logits is the row's.
             logprob = result_of(value, row_max, raw_log_mass if RAW else log_mass, temperature, RAW, LOGITS)
-            put_column(columns, row, token, logprob, rank + 1, token == tl.where(has_column, winner, -1))
-    return done
+            if columns is not None:
+                put_column(columns, row, token, logprob, rank + 1, token == tl.where(has_column, winner, -1))
+            elif has_column & _has_top(num_top, listed, begun[0], all_columns, RAW, ROOM):
+                num_top = tl.minimum(num_top, listed if RAW else num_kept)
+                put_columns(all_columns, row, token, logprob, rank, num_top, winner)
+                tl.store(summary.rank + row, ALL_COLUMNS)
+            else:
+                tl.store(summary.rank + row + token * 0, rank + 1, mask=token == winner)
+    return done, winner
+
+
+@triton.jit
+def _has_top(num_top, listed, line, columns, RAW: tl.constexpr, ROOM: tl.constexpr):
+    """Whether a list that holds all that its row keeps has its top tokens; line: that tokens of the list reach."""
+    has_top = (num_top <= ROOM) & (columns.count <= ROOM + 1)
+    if RAW:
+        has_top = has_top & ((num_top <= listed) | (line == -LAST_ID))
+    return has_top
 
 
 @triton.jit

@@ -44,7 +44,6 @@ def launch_of_columns(work: Workspace, wanted: Wanted, drawn: Drawn, columns: Co
         T=work.tile_block,
         ROOM=ROOM,
         BLOCK=BLOCK,
-        GATHER=GATHER,
         TILES=GATHER,
         OVERLAP=overlaps(drawn.status.device),
         launch_pdl=overlaps(drawn.status.device),

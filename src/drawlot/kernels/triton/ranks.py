@@ -1,12 +1,66 @@
-"""Ranks of drawn tokens that no list tells: what comes before them is counted in whole rows."""
+"""Ranks of drawn tokens that no list tells: what comes before them is counted in the tiles that can hold it."""
 
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.column_values import law_of_row, load_as, result_of
+from drawlot.kernels.triton.column_values import has_probability, law_of_row, load_as, put_column, result_of
+from drawlot.kernels.triton.listing import comes_before, select_tiles
 from drawlot.kernels.triton.reduce import total_of
 from drawlot.kernels.triton.summary import COUNT_OF_RANKS
 from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, is_edited, order_of, value_of
+
+_GATHER = tl.constexpr(32)
+"""Tiles that one program reads at a time"""
+_FEW = tl.constexpr(64)
+"""Tiles that one program counts in while other rows are being finished"""
+
+
+@triton.jit
+def rank_by_raw(
+    rows, states, tiles, lists, whole, columns, summary, state, row, token, LOGITS: tl.constexpr, T: tl.constexpr
+):
+    """Tells the rank of an edited row's token among raw logits, and an only column; leaves it, if that takes long."""
+    own = token + tl.arange(0, 1)
+    x = tl.max(load_as(rows, row, own, own >= 0, True))
+    tile = tl.arange(0, T)
+    maxima = tl.load(tiles.raw_maxima + row * tiles.stride + tile, mask=tile < rows.num_tiles, other=MINUS_INF)
+    num_tiles = select_tiles_before(lists, row, maxima, x)
+    # Other threads have stored the law, and maybe a rank.
+    tl.debug_barrier()
+    if num_tiles <= _FEW:
+        law = law_of_row(states, summary, state, row, True)
+        rank = 1 + count_in_tiles(rows, row, lists, num_tiles, x, token, law, True)
+        if columns is None:
+            tl.store(summary.rank + row, rank)
+        else:
+            logprob = result_of(x, law[0], law[1], law[2], True, LOGITS)
+            put_column(columns, row, token, logprob, rank, row >= 0)
+    else:
+        ask_for_rank(tiles, whole, columns, summary, row)
+
+
+@triton.jit
+def select_tiles_before(lists, row, maxima, x):
+    """Lists the tiles that may have tokens before one of value x, and returns how many. A barrier must follow."""
+    selected = (maxima >= x) & (maxima > MINUS_INF)
+    select_tiles(lists, row, tl.arange(0, maxima.shape[0]), selected)
+    return total_of(selected.to(tl.int32))
+
+
+@triton.jit
+def count_in_tiles(rows, row, lists, num_tiles, x, token, law, RAW: tl.constexpr):
+    """How many tokens that have a probability come before (x, token), which need not have one, in selected tiles."""
+    count = 0
+    start = 0
+    while start < num_tiles:
+        slot = start + tl.arange(0, _GATHER)
+        tile = tl.load(lists.tile_ids + row * lists.width + slot, mask=slot < num_tiles, other=0)
+        ids = ids_of(tile)
+        values = load_as(rows, row, ids, (slot < num_tiles)[:, None], RAW)
+        before = comes_before(values, ids, x, token) & has_probability(values, ids, law)
+        count += total_of(before.to(tl.int32).reshape(_GATHER * TILE))
+        start += _GATHER
+    return count
 
 
 @triton.jit

@@ -30,6 +30,7 @@ from drawlot.kernels.triton.workspace import (
     long_room,
     num_multiprocessors,
     overlaps,
+    programs_beside,
     programs_together,
     rows_of,
     scan_warps,
@@ -68,6 +69,7 @@ def launches_of_draw(
     drawn: Drawn,
     *,
     wide: bool,
+    reads_whole: bool = True,
 ) -> list[Launch]:
     """What draws the tokens of rows; each launch is given the rows and their states.
 
@@ -79,17 +81,19 @@ def launches_of_draw(
         mode: Of the logprobs.
         drawn: Where tokens and status go.
         wide: Float64 noise.
+        reads_whole: Some rows are read again as a rule, not by chance alone.
     """
+    device = drawn.status.device
     num_blocks = triton.cdiv(num_tiles, SCAN_TILES)
     whole_tiles, rank_tiles = min(WHOLE_TILES, work.tile_block), min(RANK_TILES, work.tile_block)
-    num_programs = programs_together(drawn.status.device)
+    num_programs = programs_together(device)
     raw = work.tiles.raw_sums is not None
     only_column = columns if columns is not None and columns.count == 1 else None
     logits = mode.endswith("logits")
     # Noise has the bits of `rng` only without fused multiply-add.
-    how: dict[str, Any] = {"OVERLAP": overlaps(drawn.status.device), "enable_fp_fusion": False}
+    how: dict[str, Any] = {"OVERLAP": overlaps(device), "enable_fp_fusion": False}
     follow = {**how, "launch_pdl": how["OVERLAP"]}
-    processors = num_multiprocessors(drawn.status.device)
+    processors = num_multiprocessors(device)
     return [
         Launch(
             scan_kernel,
@@ -109,6 +113,7 @@ def launches_of_draw(
             work.whole,
             wanted,
             only_column,
+            columns if only_column is None else None,
             drawn,
             work.summary,
             RAW=raw,
@@ -128,14 +133,13 @@ def launches_of_draw(
         ),
         Launch(
             whole_rows_kernel,
-            lambda n: num_programs,
+            lambda n: num_programs if reads_whole else programs_beside(n, device),
             work.tiles,
             work.lists,
             work.whole,
             only_column,
             drawn,
             work.summary,
-            num_programs,
             triton.cdiv(num_tiles, whole_tiles),
             triton.cdiv(num_tiles, rank_tiles),
             RAW=raw,

@@ -133,6 +133,7 @@ def scan_block(
 def _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, EDITED: tl.constexpr):
     """Stores what `Tiles` holds of some tiles. is_apart: raw sums too; EDITED: edits touch the row."""
     exists = of_each(tile < rows.num_tiles, ids)
+    LANES: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth
     raw = grammar_masked(rows, row, logits, ids, exists)
     x = raw
     if EDITED:
@@ -144,21 +145,24 @@ def _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, EDITED: tl.
         bad = tile_maxima(((logits != logits) | (logits == float("inf"))).to(tl.int32))
         sums = tl.where(bad != 0, float("nan"), sums)
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
-    _put(tiles.maxima, at, maxima, exists, x)
-    _put(tiles.sums, at, sums, exists, x)
-    _put(tiles.best_groups, at, best_groups, exists, x)
+    _put(tiles.maxima, at, maxima, exists, x, LANES)
+    _put(tiles.sums, at, sums, exists, x, LANES)
+    _put(tiles.best_groups, at, best_groups, exists, x, LANES)
     if tiles.raw_sums is not None:
         if is_apart:
             raw_maxima, _ = best_group(raw)
-            _put(tiles.raw_maxima, at, raw_maxima, exists, x)
-            _put(tiles.raw_sums, at, tile_sums(raw, raw_maxima, 1.0), exists, x)
+            _put(tiles.raw_maxima, at, raw_maxima, exists, x, LANES)
+            _put(tiles.raw_sums, at, tile_sums(raw, raw_maxima, 1.0), exists, x, LANES)
 
 
 @triton.jit
-def _put(base, at, of_tile, mask, x):
-    """Stores a number of each tile, from the threads that have it: as a block of M they would exchange it first."""
+def _put(base, at, of_tile, mask, x, LANES: tl.constexpr):
+    """Stores a number of each tile, from the threads that have it: as a block of M they would exchange it first.
+
+    LANES: 32, and half as many for half-width logits, of which a thread has eight side by side.
+    """
     if len(x.shape) == 3:
-        slice, lane = tl.arange(0, x.shape[1])[None, :, None], tl.arange(0, x.shape[2])[None, None, :]
+        slice, lane = tl.arange(0, x.shape[1])[None, :, None], tl.arange(0, LANES)[None, None, :]
         # Places as if threads stored four numbers each, for which they are left the tokens they have. One is stored.
         place = tl.max_contiguous(tl.multiple_of(of_each(at, x) + slice + lane, [1, 1, 4]), [1, 1, 4])
         first = (slice == 0) & (lane == 0)

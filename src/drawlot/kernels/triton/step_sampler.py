@@ -65,16 +65,19 @@ class StepSampler:
         self._num_ids: dict[int, int] = {}
         self._most: _Most | None = None
         self._filtered: set[int] = set()
+        self._read_whole: set[int] = set()
         self._serials = count()
-        self._plans: dict[int, _Plan] = {}
+        self._plans: dict[tuple[int, bool], _Plan] = {}
         self._reserve_rows(max_num_reqs)
 
     def add_request(self, req_idx: int, request: Request) -> None:
         """Take in a request; its row is free."""
         slot = self._edits.add_request(req_idx, request.edits, self._max_rows)
         self._numbers.add_request(req_idx, request, slot)
-        if request.temperature and (request.top_k > 0 or request.top_p < 1 or request.min_p > 0):
+        if _is_filtered(request):
             self._filtered.add(req_idx)
+        if _is_read_whole(request):
+            self._read_whole.add(req_idx)
         if request.num_top is not None:
             self._num_top[req_idx], self._most = request.num_top, None
         if request.logprob_token_ids:
@@ -89,6 +92,7 @@ class StepSampler:
         if self._num_top.pop(req_idx, None) is not None:
             self._most = None
         self._filtered.discard(req_idx)
+        self._read_whole.discard(req_idx)
         if self._num_ids.pop(req_idx, None) is not None:
             self._most = None
             self._wanted.token_ids[req_idx].fill_(-1)
@@ -197,14 +201,14 @@ class StepSampler:
 
     def _plan(self) -> _Plan:
         """What a step does for the requests alive."""
-        num_columns = self._asked().columns
-        plan = self._plans.get(num_columns)
+        num_columns, reads_whole = self._asked().columns, bool(self._read_whole)
+        plan = self._plans.get((num_columns, reads_whole))
         if plan is None:
             refuse_capture(self._floats, "it has not run before with what its requests ask for")
             if num_columns > 1 + ROOM:
                 # Columns for the vocabulary are not kept for later.
-                self._plans = {c: kept for c, kept in self._plans.items() if c <= 1 + ROOM}
-            plan = self._plans[num_columns] = self._new_plan(num_columns)
+                self._plans = {asked: kept for asked, kept in self._plans.items() if asked[0] <= 1 + ROOM}
+            plan = self._plans[num_columns, reads_whole] = self._new_plan(num_columns, reads_whole=reads_whole)
         return plan
 
     def _asked(self) -> _Most:
@@ -215,14 +219,15 @@ class StepSampler:
             self._most = _Most(top, columns)
         return self._most
 
-    def _new_plan(self, num_columns: int) -> _Plan:
+    def _new_plan(self, num_columns: int, *, reads_whole: bool) -> _Plan:
+        how = {"wide": self._wide, "reads_whole": reads_whole}
         n, work, device = self._max_rows, self._work, self._floats.device
         drawn = Drawn(
             torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.uint8, device=device)
         )
         if num_columns == 0:
             work = work._replace(tiles=work.tiles._replace(raw_maxima=None, raw_sums=None))
-            launches = launches_of_draw(work, self._num_tiles, None, None, self._mode, drawn, wide=self._wide)
+            launches = launches_of_draw(work, self._num_tiles, None, None, self._mode, drawn, **how)
             return _Plan(next(self._serials), launches, drawn, None, {})
         columns = Columns(
             torch.empty(n * num_columns, dtype=torch.int64, device=device),
@@ -230,7 +235,7 @@ class StepSampler:
             torch.empty(n, dtype=torch.int64, device=device),
             num_columns,
         )
-        launches = launches_of_draw(work, self._num_tiles, self._wanted, columns, self._mode, drawn, wide=self._wide)
+        launches = launches_of_draw(work, self._num_tiles, self._wanted, columns, self._mode, drawn, **how)
         if num_columns > 1:
             launches.append(launch_of_columns(work, self._wanted, drawn, columns, self._mode))
         return _Plan(next(self._serials), launches, drawn, columns, {})
@@ -242,6 +247,17 @@ class StepSampler:
             self._wanted = self._wanted._replace(token_ids=table, num_token_ids=MAX_LOGPROB_TOKEN_IDS)
             self._plans.clear()
         self._wanted.token_ids[req_idx, : len(ids)] = upload(torch.tensor(ids), self._floats.device)
+
+
+def _is_filtered(request: Request) -> bool:
+    return request.temperature > 0 and (request.top_k > 0 or request.top_p < 1 or request.min_p > 0)
+
+
+def _is_read_whole(request: Request) -> bool:
+    """Whether rows of a request are read again as a rule: no short list holds what they keep, or tells their rank."""
+    if request.temperature == 0 or 0 < request.top_k <= ROOM:
+        return False
+    return request.num_top is not None or _is_filtered(request)
 
 
 def _first(n: int, plan: _Plan) -> SampledRows:

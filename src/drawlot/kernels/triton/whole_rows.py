@@ -54,7 +54,6 @@ def whole_rows_kernel(
     columns,
     drawn,
     summary,
-    num_programs,
     num_parts,
     num_rank_parts,
     RAW: tl.constexpr,
@@ -72,10 +71,11 @@ def whole_rows_kernel(
     num_parts, num_rank_parts: of a row, the latter of RANK_TILES tiles, where ranks are counted; ROOM: tokens of a long
     list; CUT: every row needs its exact cut, not a token alone; columns, RAW, LOGITS: as for `finish_kernel`.
     """
-    first = tl.program_id(0)
+    first, num_programs = tl.program_id(0), tl.num_programs(0)
     # Mostly no row is left, which is known before the tokens are. All rows are being finished by now.
-    let_next_start(OVERLAP)
     wait_for(tiles.control + UNDECIDED, 0)
+    # Not earlier: what waits beside rows that are being finished slows them down.
+    let_next_start(OVERLAP)
     # Both at once: most steps leave none.
     num_rows, num_rank_rows = tl.load(tiles.control + COUNT), tl.load(tiles.control + COUNT_OF_RANKS)
     if CUT == 0:

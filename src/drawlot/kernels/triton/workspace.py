@@ -56,6 +56,12 @@ def programs_together(device: torch.device) -> int:
     return max(2 * num_multiprocessors(device), 1)
 
 
+def programs_beside(num_rows: int, device: torch.device) -> int:
+    """How many of these find a place while so many rows are being finished: what follows waits for all to begin."""
+    processors = num_multiprocessors(device)
+    return max(2 * (processors - num_rows), processors // 2, 1)
+
+
 def tile_block(num_tiles: int) -> int:
     """Power of two >= number of tiles, and no less than a lazy race reads at a time."""
     block: int = triton.next_power_of_2(num_tiles)

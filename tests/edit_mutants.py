@@ -1,9 +1,9 @@
-"""Wrong kernels of requests' edits; each is seen by the steps of `tests/test_triton_sampler.py`."""
+"""Wrong kernels of requests' edits and columns of logprobs; each is seen by `tests/test_triton_sampler.py`."""
 
-from drawlot.kernels.triton import edit_kernels, ranks
+from drawlot.kernels.triton import column_values, edit_kernels, finish, from_list, ranks, scan
 from tests.kernel_mutant import KernelMutant
 
-_LAYS = edit_kernels.lay_over_kernel
+_LAYS = edit_kernels.lay_over
 ALL = [
     KernelMutant(
         "three tokens of a word alone", _LAYS, "bit3, left = _next_bit(left)", "bit3, left = _next_bit(left * 0)"
@@ -15,7 +15,16 @@ ALL = [
     KernelMutant("bad words forgotten", _LAYS, "if num_bad_words != 0:", "if num_bad_words < 0:"),
     KernelMutant("bias forgotten", _LAYS, "if has_bias:", "if num_bad_words < 0:"),
     KernelMutant("the prompt is present", _LAYS, "tl.where(count > 0, presence, 0.0)", "presence"),
-    KernelMutant("who edits nothing has another's edits", _LAYS, "tl.where(slot < 0, 0,", "tl.where(slot < -1, 0,"),
+    KernelMutant("who edits nothing has another's edits", scan.scan_block, "(slot < 0) & (item", "(slot < -1) & (item"),
     KernelMutant("masks forgotten", _LAYS, "x = tl.where(forbidden, MINUS_INF, x)", "x = x + 0.0"),
-    KernelMutant("raw ranks by edited maxima", ranks.count_ranks, "apart = is_edited(rows, row)", "apart = row != row"),
+]
+OF_LISTS = [
+    KernelMutant("raw ranks by edited maxima", ranks.rank_by_raw, "tiles.raw_maxima +", "tiles.maxima +"),
+    KernelMutant("edited values among raw ones", ranks.rank_by_raw, "own, own >= 0, True)", "own, own >= 0, False)"),
+    KernelMutant("counted with itself", ranks.count_in_tiles, "comes_before(values, ids, x, token)", "(values >= x)"),
+    KernelMutant("too few tiles", ranks.select_tiles_before, "maxima >= x", "maxima >= x + 1.0"),
+    KernelMutant("few top tokens", from_list._has_top, "has_top & ((num_top <= listed)", "has_top & ((num_top > -1)"),
+    KernelMutant("given ids forgotten", finish._num_top, "tl.where(first >= 0, ROOM + 1, num_top)", "num_top"),
+    KernelMutant("top tokens as they lie", column_values.put_columns, "ids + 1 + rank, tl", "ids + 1 + rank * 0, tl"),
+    KernelMutant("as many as the list has", column_values.put_columns, "rank < num_top", "rank > -1"),
 ]

@@ -60,7 +60,8 @@ def test_nothing_is_touched_too_early() -> None:
 def who_touches_what_is_not_ours() -> set[str]:
     """Of the kernels that may come first in a step, those that touch anything before all before them has ended."""
     first = [each for each in steps() if each.kernel in ("lay_over_kernel", "scan_kernel", "scan_step_kernel")]
-    assert len(first) == 4
+    # A sampled step lays edits over its rows in its scan.
+    assert len(first) == 3
     assert all(each.reads and each.writes for each in first)
     return {each.kernel for each in first if each.early_reads or each.early_writes}
 

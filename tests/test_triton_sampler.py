@@ -151,6 +151,35 @@ def test_wrong_edits_are_seen(mutant: KernelMutant) -> None:
         list(map(take_steps, MODES))
 
 
+def draw_from_lists(mode: str) -> None:
+    """Rows that short lists cut: more top tokens than the list has, given ids, few top tokens, a token whose raw rank
+    another tile tells, which an edit has emptied."""
+    pair, ids = Pair(4, mode), [5, 150, 280]
+    pair.add(0, SamplingParams(seed=1, top_k=2, logprobs=20), [1])
+    pair.add(1, SamplingParams(seed=2, top_k=3, logprob_token_ids=[9, 3, 200]), [1])
+    pair.add(2, SamplingParams(seed=3, top_k=5, logprobs=4), [1])
+    pair.add(
+        3,
+        SamplingParams(seed=4, temperature=0.1, top_k=3, logprobs=2, logit_bias=dict(zip(ids, (2.0, -100.0, -100.0)))),
+        [1],
+    )
+    logits = torch.randn(4, V, generator=torch.Generator().manual_seed(5))
+    logits[3, ids] = torch.tensor([5.0, 5.5, 10.0])
+    pair.draw(logits, rows_of(range(4), [1] * 4))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_columns_that_lists_tell(mode: str) -> None:
+    draw_from_lists(mode)
+
+
+@INTERPRETED
+@pytest.mark.parametrize("mutant", edit_mutants.OF_LISTS, ids=lambda mutant: mutant.name)
+def test_wrong_columns_of_lists_are_seen(mutant: KernelMutant) -> None:
+    with mutant.planted(), pytest.raises((AssertionError, InterpreterError)):
+        list(map(draw_from_lists, MODES))
+
+
 def tokens_after(draft: int) -> list[int]:
     """What the two rows of a request draw, the later one after a draft; its memory ends where the rows' does."""
     sampler = Sampler(1, V, device=DEVICE, backend="triton")
@@ -166,7 +195,7 @@ def test_a_draft_outside_of_the_vocabulary_edits_nothing() -> None:
 @INTERPRETED
 def test_values_past_the_vocabulary_are_seen() -> None:
     inside = "(bit >= 0) & (ids < rows.vocab_size)"
-    mutant = KernelMutant("past the vocabulary", edit_mutants.edit_kernels.lay_over_kernel, inside, "bit >= 0")
+    mutant = KernelMutant("past the vocabulary", edit_mutants.edit_kernels.lay_over, inside, "bit >= 0")
     with mutant.planted(), pytest.raises(InterpreterError, match="OutOfBounds"):
         tokens_after(V + 10)
 

@@ -34,6 +34,8 @@ class Overlay(NamedTuple):
     """float32 [N, width], defined where touched"""
     words: int
     width: int
+    made_of: Any = None
+    """`RowEdits`, packed, of which the scan makes it; None: it is there before"""
 
 
 class EditTables(NamedTuple):
@@ -64,7 +66,7 @@ class EditTables(NamedTuple):
 
 
 class RowEdits(NamedTuple):
-    """What overlays of the rows of a step are made of. All but the tables: as in `LogitsRows`."""
+    """What the overlay of the rows of a step is made of. All but the tables: as in `LogitsRows`."""
 
     tables: Any
     """`EditTables`, packed"""

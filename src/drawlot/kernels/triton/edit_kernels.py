@@ -23,29 +23,41 @@ LAID_WORDS = 128
 
 @triton.jit
 def lay_over_kernel(rows, edits, NUM_PARTS: tl.constexpr, WORDS: tl.constexpr, OVERLAP: tl.constexpr):
-    """Program: WORDS words of one row, of whose touched tokens it writes the new values to `rows.edits`.
-
-    Hard masks come first, then bias, then penalties. The tokens are looked at once, however often rows are read.
-    """
+    """Program: WORDS words of one row, see `lay_over`."""
     row = (tl.program_id(0) // NUM_PARTS).to(tl.int64)
     part = tl.program_id(0) % NUM_PARTS
     follow(OVERLAP)
+    slot = slot_of(edits, tl.load(edits.state_rows + row))
+    if slot < 0:
+        kind = 0
+    else:
+        kind = lay_over(rows, edits, row, slot, part * WORDS + tl.arange(0, WORDS))
+    if part == 0:
+        tl.store(rows.edits.kind + row, kind)
+
+
+@triton.jit
+def slot_of(edits, state):
+    """Of a request, -1 if it has none."""
+    return tl.where(state < 0, -1, tl.load(edits.tables.slot_of + tl.maximum(state, 0)))
+
+
+@triton.jit
+def lay_over(rows, edits, row, slot, word):
+    """Writes the new values of touched tokens of words [M] of a row to `rows.edits`, and returns its kind there.
+
+    Hard masks come first, then bias, then penalties. The tokens are looked at once, however often rows are read.
+    """
     overlay, tables = rows.edits, edits.tables
-    state = tl.load(edits.state_rows + row)
-    slot = tl.where(state < 0, -1, tl.load(tables.slot_of + tl.maximum(state, 0)))
+    WORDS: tl.constexpr = word.shape[0]
     # All at once, before any branch.
     num_drafts = tl.load(edits.local_positions + row)
-    limits, penalties = tables.limits + tl.maximum(slot, 0) * 4, tables.penalties + tl.maximum(slot, 0) * 4
+    limits, penalties = tables.limits + slot * 4, tables.penalties + slot * 4
     too_short = tl.load(edits.positions + row) < tl.load(limits)
     only_allowed, num_bad_words, has_bias = tl.load(limits + 1) != 0, tl.load(limits + 2), tl.load(limits + 3) != 0
     repetition, frequency, presence = tl.load(penalties), tl.load(penalties + 1), tl.load(penalties + 2)
-    word = part * WORDS + tl.arange(0, WORDS)
-    exists = word < tl.where(slot >= 0, tables.num_words, 0)
+    exists = word < tables.num_words
     touched = tl.load(tables.touched + slot * tables.num_words + word, mask=exists, other=0)
-    if part == 0:
-        tl.store(overlay.kind + row, tl.where(slot < 0, 0, tl.where(only_allowed, 2, 1)))
-    if slot < 0:
-        return
     # Drafts before the row count as output.
     back = 0
     while back < num_drafts:
@@ -82,6 +94,7 @@ def lay_over_kernel(rows, edits, NUM_PARTS: tl.constexpr, WORDS: tl.constexpr, O
         penalised = penalised - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
         x = tl.where((entry & SEEN) != 0, penalised, x)
         tl.store(overlay.new_values + row * overlay.width + ids, x, mask=mask)
+    return tl.where(only_allowed, 2, 1)
 
 
 @triton.jit

@@ -105,7 +105,7 @@ class EditSlots:
 
     @property
     def overlay(self) -> Overlay | None:
-        """Where `lay_over` puts the values of a step's rows; None: no request edits anything."""
+        """Where the values of a step's rows are laid; None: no request edits anything."""
         return self._overlay if self._slots else None
 
     @property
@@ -113,14 +113,23 @@ class EditSlots:
         """What a captured step depends on: whether there are edits and bad words, and where their tables lie."""
         return self._growths if self._slots else None, bool(self._looking_back), bool(self._with_bad_words)
 
-    def lay_over(self, n: int, rows: LogitsRows, packed_rows: Packed) -> None:
+    def edits_of(self, n: int, rows: LogitsRows) -> Packed | None:
+        """What the overlay of n rows is made of, as `RowEdits`; None: there is none."""
+        if not self._slots:
+            return None
+        columns = rows.expanded_idx_mapping, rows.positions, rows.local_positions, rows.input_ids
+        return pack(RowEdits(self._packed_tables, *(one_a_row(column, n) for column in columns)))
+
+    def lay_over(self, n: int, packed_rows: Packed, edits: Packed | None) -> None:
         """Bring what edits make of n rows of logits to the overlay, which `packed_rows` has for its edits."""
-        if self._slots:
-            columns = rows.expanded_idx_mapping, rows.positions, rows.local_positions, rows.input_ids
-            edits = pack(RowEdits(self._packed_tables, *(one_a_row(column, n) for column in columns)))
-            if self._with_bad_words:
-                self._find_bad_words(n, packed_rows, edits)
+        if edits is not None:
+            self.find_bad_words(n, packed_rows, edits)
             self._lay_over(n, packed_rows, edits)
+
+    def find_bad_words(self, n: int, packed_rows: Packed, edits: Packed | None) -> None:
+        """What comes before the edits are laid over rows: who could complete a bad word."""
+        if edits is not None and self._with_bad_words:
+            self._find_bad_words(n, packed_rows, edits)
 
     def commit(self, idx_mapping: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
         """Count what requests emitted; shapes as in `Sampler.commit`."""

@@ -33,6 +33,7 @@ from drawlot.kernels.triton.workspace import (
     programs_beside,
     programs_together,
     rows_of,
+    scan_registers,
     scan_warps,
     wanted_of,
 )
@@ -103,6 +104,7 @@ def launches_of_draw(
             NUM_BLOCKS=num_blocks,
             TILES=SCAN_TILES,
             num_warps=scan_warps,
+            maxnreg=scan_registers,
             **follow,
         ),
         Launch(

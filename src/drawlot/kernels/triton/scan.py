@@ -3,14 +3,15 @@
 import triton
 import triton.language as tl
 
+from drawlot.kernels.triton.edit_kernels import lay_over, slot_of
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.states import scan_scale
 from drawlot.kernels.triton.summary import UNDECIDED
 from drawlot.kernels.triton.values import (
     MINUS_INF,
-    edited,
     grammar_masked,
     is_edited,
+    laid_over,
     load_all_logits,
     order_of,
     slices_of,
@@ -18,6 +19,8 @@ from drawlot.kernels.triton.values import (
 )
 
 GROUP, GROUPS = tl.constexpr(4), tl.constexpr(32)
+WORDS = tl.constexpr(4)
+"""Of 32 tokens, that a tile has"""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -115,29 +118,47 @@ def scan_block(
     scale, is_apart = scan_scale(states, tl.maximum(state, 0)), state < 0
     if tiles.raw_sums is not None:
         is_apart = tl.load(wanted.wanted + tl.maximum(state, 0)) != 0
+    slot = tl.full([], -1, tl.int64)
+    LAYS: tl.constexpr = rows.edits.made_of is not None if rows.edits is not None else False
+    if LAYS:
+        slot = slot_of(rows.edits.made_of, state)
     if item == 0:
         place = tl.arange(0, 8)
         tl.store(tiles.control + place, tl.where(place == UNDECIDED, -undecided, 0))
+    if LAYS:
+        if (slot < 0) & (item % NUM_BLOCKS == 0):
+            tl.store(rows.edits.kind + row, 0)
     if state >= 0:
+        kind = 0
+        if LAYS:
+            if slot >= 0:
+                # Other programs lay new values over other words: what these have is read by none before the scan ends.
+                word = (item % NUM_BLOCKS) * (TILES * WORDS) + tl.arange(0, TILES * WORDS)
+                kind = lay_over(rows, rows.edits.made_of, row, slot, word)
+                if item % NUM_BLOCKS == 0:
+                    tl.store(rows.edits.kind + row, kind)
+                tl.debug_barrier()
+        elif rows.edits is not None:
+            kind = tl.load(rows.edits.kind + row)
         if tiles.raw_sums is not None:
-            is_apart = is_apart & raw_apart(rows, scale, row)
+            is_apart = is_apart & ((scale != 1.0) | (kind != 0) | touches(rows.overlay, row))
         if rows.edits is None:
-            _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, False)
-        elif touches(rows.edits, row):
-            _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, True)
+            _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, kind, False)
+        elif kind != 0:
+            _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, kind, True)
         else:
-            _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, False)
+            _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, kind, False)
 
 
 @triton.jit
-def _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, EDITED: tl.constexpr):
-    """Stores what `Tiles` holds of some tiles. is_apart: raw sums too; EDITED: edits touch the row."""
+def _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, kind, EDITED: tl.constexpr):
+    """Stores what `Tiles` holds of some tiles. is_apart: raw sums too; EDITED: edits of a kind touch the row."""
     exists = of_each(tile < rows.num_tiles, ids)
     LANES: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth
     raw = grammar_masked(rows, row, logits, ids, exists)
     x = raw
     if EDITED:
-        x = edited(rows, row, raw, ids, exists)
+        x = laid_over(rows.edits, kind, rows, row, raw, ids, exists)
     maxima, best_groups = best_group(x)
     sums = tile_sums(x, maxima, scale)
     if rows.bitmask is not None or EDITED:

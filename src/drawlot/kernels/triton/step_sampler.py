@@ -173,8 +173,11 @@ class StepSampler:
         return States(self._floats, self._ints, scales, len(scales), index, positions, None)
 
     def _draw(self, plan: _Plan, outputs: SampledRows, of_step: LogitsRows, rows: Rows, states: States) -> None:
-        n, packed_rows, packed_states = len(outputs.token_ids), pack(rows), pack(states)
-        self._edits.lay_over(n, of_step, packed_rows)
+        n, edits = len(outputs.token_ids), self._edits.edits_of(len(outputs.token_ids), of_step)
+        if rows.edits is not None:
+            rows = rows._replace(edits=rows.edits._replace(made_of=edits))
+        packed_rows, packed_states = pack(rows), pack(states)
+        self._edits.find_bad_words(n, packed_rows, edits)
         for launch in plan.launches:
             launch(n, packed_rows, packed_states)
         max_top = self._asked().top

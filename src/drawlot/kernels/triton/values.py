@@ -86,10 +86,16 @@ def _laid_over(overlay, rows, row, x, ids, mask):
     if overlay is not None:
         kind = tl.load(overlay.kind + row)
         if kind != 0:
-            touched = _bits(overlay.touched + row * overlay.words, rows, ids, mask)
-            new = tl.load(overlay.new_values + row * overlay.width + ids, mask=touched, other=0.0)
-            x = tl.where(touched, new, tl.where(kind == 2, MINUS_INF, x))
+            x = laid_over(overlay, kind, rows, row, x, ids, mask)
     return x
+
+
+@triton.jit
+def laid_over(overlay, kind, rows, row, x, ids, mask):
+    """Values under an overlay that changes the row, which is of this kind."""
+    touched = _bits(overlay.touched + row * overlay.words, rows, ids, mask)
+    new = tl.load(overlay.new_values + row * overlay.width + ids, mask=touched, other=0.0)
+    return tl.where(touched, new, tl.where(kind == 2, MINUS_INF, x))
 
 
 @triton.jit

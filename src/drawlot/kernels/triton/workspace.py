@@ -38,6 +38,11 @@ def scan_warps(rows: Rows) -> int:
     return rows.logits.dtype.itemsize
 
 
+def scan_registers(rows: Rows) -> int | None:
+    """Of its threads, at most: laying edits over a few rows would take more, which all others would find missing."""
+    return None if rows.edits is None else 64
+
+
 @cache
 def overlaps(device: torch.device) -> bool:
     """Whether a kernel may be set up while the one before it runs."""

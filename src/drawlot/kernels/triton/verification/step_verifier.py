@@ -213,7 +213,7 @@ class StepVerifier:
         step = pack(Step(packed_states, drafts))
         width = 1 if drafts.sparse is None else drafts.sparse.width
         plan = self._plan(width, has_laws=draft_logits is not None)
-        steps._edits.lay_over(n, rows, plain)
+        steps._edits.lay_over(n, plain, steps._edits.edits_of(n, rows))
         blocks = triton.cdiv(steps._num_tiles, SCAN_TILES)
         sums = draft_lse is None and isinstance(draft_logits, Tensor)
         lines = num_reqs * self._num_drafts if sums else 0

@@ -137,6 +137,7 @@ def finish_kernel(
     undecided = tiles.control + UNDECIDED
     if is_sure:
         tl.atomic_add(undecided, 1, sem="relaxed")
+    done, token = row < 0, tl.full([], -1, tl.int32)
     if temperature == 0:
         best = tl.min(tl.where(orders == highest, tile * GROUPS + group_of(best_groups), LAST_ID))
         ids = best * GROUP + tl.arange(0, GROUP)
@@ -150,13 +151,7 @@ def finish_kernel(
             logprob = result_of(row_max, row_max, log_mass, temperature, RAW, LOGITS)
             if wants & is_known:
                 put_column(columns, row, token, logprob, 1, row >= 0)
-        if RAW:
-            if asks:
-                rank_by_raw(rows, states, tiles, lists, whole, columns, summary, state, row, token, LOGITS, T)
-                count_up(tiles.control + UNDECIDED)
-        return
-
-    done, token = False, tl.full([], -1, tl.int32)
+        done = row >= 0
     if lists_it:
         done, token = draw_from_list(
             rows,

@@ -87,7 +87,7 @@ def launches_of_draw(
     device = drawn.status.device
     num_blocks = triton.cdiv(num_tiles, SCAN_TILES)
     whole_tiles, rank_tiles = min(WHOLE_TILES, work.tile_block), min(RANK_TILES, work.tile_block)
-    num_programs = programs_together(device)
+    num_programs = (programs_together if reads_whole else programs_beside)(device)
     raw = work.tiles.raw_sums is not None
     only_column = columns if columns is not None and columns.count == 1 else None
     logits = mode.endswith("logits")
@@ -135,7 +135,7 @@ def launches_of_draw(
         ),
         Launch(
             whole_rows_kernel,
-            lambda n: num_programs if reads_whole else programs_beside(n, device),
+            lambda n: num_programs,
             work.tiles,
             work.lists,
             work.whole,

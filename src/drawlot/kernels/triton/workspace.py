@@ -61,10 +61,10 @@ def programs_together(device: torch.device) -> int:
     return max(2 * num_multiprocessors(device), 1)
 
 
-def programs_beside(num_rows: int, device: torch.device) -> int:
-    """How many of these find a place while so many rows are being finished: what follows waits for all to begin."""
-    processors = num_multiprocessors(device)
-    return max(2 * (processors - num_rows), processors // 2, 1)
+@cache
+def programs_beside(device: torch.device) -> int:
+    """How many of these surely find a place while rows are being finished: what follows waits for all to begin."""
+    return max(num_multiprocessors(device) // 2, 1)
 
 
 def tile_block(num_tiles: int) -> int:

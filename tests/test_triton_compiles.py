@@ -45,15 +45,28 @@ def test_sampling() -> None:
 def test_requests_with_edits() -> None:
     edits = 'repetition_penalty=1.2, logit_bias={3: 1.0}, bad_words=["no"]'
     names = compiled(SAMPLES.replace("logprobs=0), [1]", f"logprobs=5, {edits}), [1], bad_words_token_ids=[[1, 2]]"))
-    assert names == ["write_kernel", "bad_words_kernel", "lay_over_kernel", "scan_kernel", *OF_FINISH, "columns_kernel"]
+    assert names == ["write_kernel", "bad_words_kernel", "scan_kernel", *OF_FINISH, "columns_kernel"]
+
+
+def test_rows_with_edits() -> None:
+    script = """
+from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SparseBias
+n, V = 2, 1000
+zeros, ones = torch.zeros(n, dtype=torch.int64), torch.ones(n, dtype=torch.float64)
+params = RowParams(ones, zeros + 5, ones, 0 * ones, zeros, zeros, zeros, zeros)
+edits = Edits(bias=SparseBias(torch.arange(n), zeros + 9, torch.ones(n)))
+wanted = LogprobsWanted("raw_logprobs", zeros == 0, zeros, zeros.unsqueeze(1)[:, :0], 0)
+sample.sample_rows(torch.zeros(n, V, dtype=torch.bfloat16), params, edits, wanted)
+"""
+    assert compiled(script) == ["scales_kernel", "scan_kernel", *OF_FINISH]
 
 
 def test_verification_with_filters_of_few_tokens() -> None:
     # 3 tokens: numbers that are 1 are constants for the compiler.
-    params = {"top_k": 2, "top_p": 0.9, "logprobs": 0}
+    params = {"top_k": 2, "top_p": 0.9, "logprobs": 0, "repetition_penalty": 1.2}
     names = compiled(VERIFIES.format([("block", "lse", 3, "bfloat16", True, params)]))
     laws = ["law_kernel", "whole_rows_kernel", "law_kernel"]
-    expected = ["scan_step_kernel", *laws, "weigh_kernel", "settle_weighed_kernel", "columns_kernel"]
+    expected = ["lay_over_kernel", "scan_step_kernel", *laws, "weigh_kernel", "settle_weighed_kernel", "columns_kernel"]
     assert [name for name in names if name in expected] == expected
 
 

@@ -271,6 +271,7 @@ def test_each_row_is_decided_once(vocab_size: int, asked: str, monkeypatch: pyte
     assert control[UNDECIDED.value] == 0
     # The flat row of top-p.
     assert control[COUNT.value] == 1
-    # Nobody knows that of a long row without filters, nor that of an edited row.
-    ranks = {"nothing": 0, "logprobs": 1 if vocab_size == V else 0, "logprobs of edited rows": 5}
+    # No list tells that of a long row without filters, nor raw ones of rows that are read whole.
+    unlisted = 1 if vocab_size == V else 0
+    ranks = {"nothing": 0, "logprobs": unlisted, "logprobs of edited rows": unlisted + 1}
     assert control[COUNT_OF_RANKS.value] == ranks[asked]

@@ -21,6 +21,8 @@ class Rows(NamedTuple):
     """What edits beyond the bitmask make of them"""
     overlay: "Overlay | None"
     """Laid over that: refused drafts"""
+    edits_of: Any = None
+    """`RowEdits`, packed, of which the scan makes `edits`; None: they are there before"""
 
 
 class Overlay(NamedTuple):
@@ -34,8 +36,6 @@ class Overlay(NamedTuple):
     """float32 [N, width], defined where touched"""
     words: int
     width: int
-    made_of: Any = None
-    """`RowEdits`, packed, of which the scan makes it; None: it is there before"""
 
 
 class EditTables(NamedTuple):

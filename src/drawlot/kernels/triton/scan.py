@@ -119,22 +119,21 @@ def scan_block(
     if tiles.raw_sums is not None:
         is_apart = tl.load(wanted.wanted + tl.maximum(state, 0)) != 0
     slot = tl.full([], -1, tl.int64)
-    LAYS: tl.constexpr = rows.edits.made_of is not None if rows.edits is not None else False
-    if LAYS:
-        slot = slot_of(rows.edits.made_of, state)
+    if rows.edits_of is not None:
+        slot = slot_of(rows.edits_of, state)
     if item == 0:
         place = tl.arange(0, 8)
         tl.store(tiles.control + place, tl.where(place == UNDECIDED, -undecided, 0))
-    if LAYS:
+    if rows.edits_of is not None:
         if (slot < 0) & (item % NUM_BLOCKS == 0):
             tl.store(rows.edits.kind + row, 0)
     if state >= 0:
         kind = 0
-        if LAYS:
+        if rows.edits_of is not None:
             if slot >= 0:
                 # Other programs lay new values over other words: what these have is read by none before the scan ends.
                 word = (item % NUM_BLOCKS) * (TILES * WORDS) + tl.arange(0, TILES * WORDS)
-                kind = lay_over(rows, rows.edits.made_of, row, slot, word)
+                kind = lay_over(rows, rows.edits_of, row, slot, word)
                 if item % NUM_BLOCKS == 0:
                     tl.store(rows.edits.kind + row, kind)
                 tl.debug_barrier()

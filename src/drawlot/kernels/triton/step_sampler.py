@@ -174,9 +174,7 @@ class StepSampler:
 
     def _draw(self, plan: _Plan, outputs: SampledRows, of_step: LogitsRows, rows: Rows, states: States) -> None:
         n, edits = len(outputs.token_ids), self._edits.edits_of(len(outputs.token_ids), of_step)
-        if rows.edits is not None:
-            rows = rows._replace(edits=rows.edits._replace(made_of=edits))
-        packed_rows, packed_states = pack(rows), pack(states)
+        packed_rows, packed_states = pack(rows._replace(edits_of=edits)), pack(states)
         self._edits.find_bad_words(n, packed_rows, edits)
         for launch in plan.launches:
             launch(n, packed_rows, packed_states)

@@ -224,6 +224,28 @@ def test_edits_meet_a_bitmask_and_bad_rows() -> None:
     assert pair.draw(logits, rows_of(range(4), [1, 1, 1, 1])).status.tolist() == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("params", "is_other"),
+    [
+        ({"top_k": 128, "top_p": 0.9, "logprobs": 0}, False),
+        ({"temperature": 0.0, "logprobs": 0}, False),
+        ({}, False),
+        ({"top_k": 129}, True),
+        ({"top_p": 0.9}, True),
+        ({"min_p": 0.1}, True),
+        ({"logprobs": 0}, True),
+    ],
+)
+def test_a_captured_step_depends_on_whether_rows_may_be_read_whole(params: dict[str, float], *, is_other: bool) -> None:
+    sampler = Sampler(2, V, device=DEVICE, backend="triton")
+    sampler.add_request(0, SamplingParams(top_k=5, logprobs=0), [1])
+    before = sampler.capture_key
+    sampler.add_request(1, SamplingParams(**params), [1])
+    assert (sampler.capture_key != before) == is_other
+    sampler.remove_request(1)
+    assert sampler.capture_key == before
+
+
 def test_the_last_of_several_staged_writes_counts() -> None:
     pair = Pair(200)
     for row in range(200):  # more than one program writes

@@ -140,8 +140,8 @@ class Sampler:
     def capture_key(self) -> Hashable:
         """A call captured in a CUDA graph may be replayed while this is what it was; None: calls cannot be captured.
 
-        It changes with the columns of logprobs and the edits that live requests ask for, and when a table grows; if it
-        is again what it was, the graph is good again.
+        It changes with the columns of logprobs and the edits that live requests ask for, with whether one is without a
+        small top_k, and when a table grows; if it is again what it was, the graph is good again.
         """
         return None if self._steps is None else self._steps.capture_key
 

@@ -17,6 +17,7 @@ ALL = [
     KernelMutant("the prompt is present", _LAYS, "tl.where(count > 0, presence, 0.0)", "presence"),
     KernelMutant("who edits nothing has another's edits", scan.scan_block, "(slot < 0) & (item", "(slot < -1) & (item"),
     KernelMutant("masks forgotten", _LAYS, "x = tl.where(forbidden, MINUS_INF, x)", "x = x + 0.0"),
+    KernelMutant("raw ranks by edited maxima", ranks.count_ranks, "apart = is_edited(rows, row)", "apart = row != row"),
 ]
 OF_LISTS = [
     KernelMutant("raw ranks by edited maxima", ranks.rank_by_raw, "tiles.raw_maxima +", "tiles.maxima +"),

@@ -152,8 +152,11 @@ def test_wrong_edits_are_seen(mutant: KernelMutant) -> None:
 
 
 def draw_from_lists(mode: str) -> None:
-    """Rows that short lists cut: more top tokens than the list has, given ids, few top tokens, a token whose raw rank
-    another tile tells, which an edit has emptied."""
+    """Rows that short lists cut.
+
+    More top tokens than the list has, given ids, few top tokens, and a token whose raw rank other tiles tell, of which
+    edits have lowered the best.
+    """
     pair, ids = Pair(4, mode), [5, 150, 280]
     pair.add(0, SamplingParams(seed=1, top_k=2, logprobs=20), [1])
     pair.add(1, SamplingParams(seed=2, top_k=3, logprob_token_ids=[9, 3, 200]), [1])
@@ -178,6 +181,16 @@ def test_columns_that_lists_tell(mode: str) -> None:
 def test_wrong_columns_of_lists_are_seen(mutant: KernelMutant) -> None:
     with mutant.planted(), pytest.raises((AssertionError, InterpreterError)):
         list(map(draw_from_lists, MODES))
+
+
+@INTERPRETED
+def test_a_raw_rank_that_takes_long_is_counted_by_all() -> None:
+    leaves_all = KernelMutant(
+        "leaves all", edit_mutants.ranks.rank_by_raw, "if num_tiles <= _FEW:", "if num_tiles < 0:"
+    )
+    with leaves_all.planted():
+        draw_from_lists("raw_logprobs")
+        take_steps("raw_logprobs")
 
 
 def tokens_after(draft: int) -> list[int]:

@@ -56,15 +56,8 @@ def lay_over(rows, edits, row, slot, word):
     too_short = tl.load(edits.positions + row) < tl.load(limits)
     only_allowed, num_bad_words, has_bias = tl.load(limits + 1) != 0, tl.load(limits + 2), tl.load(limits + 3) != 0
     repetition, frequency, presence = tl.load(penalties), tl.load(penalties + 1), tl.load(penalties + 2)
-    exists = word < tables.num_words
-    touched = tl.load(tables.touched + slot * tables.num_words + word, mask=exists, other=0)
-    # Drafts before the row count as output.
-    back = 0
-    while back < num_drafts:
-        draft = tl.load(edits.input_ids + row - back).to(tl.int32)
-        touched |= tl.where(word == draft >> 5, 1 << (draft & 31), 0)
-        back += 1
-    tl.store(overlay.touched + row * overlay.words + word, touched, mask=exists)
+    touched = touched_words(edits, row, slot, word)
+    tl.store(overlay.touched + row * overlay.words + word, touched, mask=word < tables.num_words)
     left = touched.to(tl.uint32, bitcast=True)
     while tl.max((left != 0).to(tl.int32)) != 0:
         # Four tokens of each word at a time: most words have none or few.
@@ -95,6 +88,21 @@ def lay_over(rows, edits, row, slot, word):
         x = tl.where((entry & SEEN) != 0, penalised, x)
         tl.store(overlay.new_values + row * overlay.width + ids, x, mask=mask)
     return tl.where(only_allowed, 2, 1)
+
+
+@triton.jit
+def touched_words(edits, row, slot, word):
+    """Words of 32 tokens with the bits of those that a request's edits touch."""
+    tables = edits.tables
+    num_drafts = tl.load(edits.local_positions + row)
+    touched = tl.load(tables.touched + slot * tables.num_words + word, mask=word < tables.num_words, other=0)
+    # Drafts before the row count as output.
+    back = 0
+    while back < num_drafts:
+        draft = tl.load(edits.input_ids + row - back).to(tl.int32)
+        touched |= tl.where(word == draft >> 5, 1 << (draft & 31), 0)
+        back += 1
+    return touched
 
 
 @triton.jit

@@ -96,6 +96,8 @@ def finish_kernel(
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
     best_groups = tl.load(tiles.best_groups + at, mask=exists, other=MINUS_INF_ORDER)
+    # Early, since all that is read of the row waits for it.
+    edited = is_edited(rows, row)
     if is_row == 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0.0, 0.0)
         tl.store(summary.rank + row, 0)
@@ -127,10 +129,8 @@ def finish_kernel(
     if tiles.raw_sums is not None:
         is_apart = raw_apart(rows, scan_scale(states, state), row)
         raw_log_mass = _put_raw_mass(tiles, summary, row, at, exists, maxima, sums, row_max, is_apart)
-    is_known = is_row
-    if RAW:
-        # Edits move tokens of raw logits: their ranks are to be counted.
-        is_known = is_edited(rows, row) == 0
+    # Edits move tokens of raw logits: their ranks are to be counted.
+    is_known = (edited == 0) if RAW else is_row
     asks = wants & (is_known == 0)
     # Of these rows it is known before anything is drawn that nobody reads them again.
     is_sure = ((temperature == 0) & (asks == 0)) | ((filtered == 0) & (wants == 0))

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.edit_kernels import lay_over, slot_of
+from drawlot.kernels.triton.edit_kernels import lay_over, touched_words
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.states import scan_scale
 from drawlot.kernels.triton.summary import UNDECIDED
@@ -16,6 +16,7 @@ from drawlot.kernels.triton.values import (
     order_of,
     slices_of,
     touches,
+    with_new_values,
 )
 
 GROUP, GROUPS = tl.constexpr(4), tl.constexpr(32)
@@ -114,50 +115,69 @@ def scan_block(
     # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
     state = tl.load(states.index + row)
     logits = load_all_logits(rows, row, ids, (tile < rows.num_tiles)[:, None, None])
-    # Before any branch, lest the compiler load it where it is used.
-    scale, is_apart = scan_scale(states, tl.maximum(state, 0)), state < 0
-    if tiles.raw_sums is not None:
-        is_apart = tl.load(wanted.wanted + tl.maximum(state, 0)) != 0
-    slot = tl.full([], -1, tl.int64)
-    if rows.edits_of is not None:
-        slot = slot_of(rows.edits_of, state)
     if item == 0:
         place = tl.arange(0, 8)
         tl.store(tiles.control + place, tl.where(place == UNDECIDED, -undecided, 0))
-    if rows.edits_of is not None:
-        if (slot < 0) & (item % NUM_BLOCKS == 0):
-            tl.store(rows.edits.kind + row, 0)
+    # After a branch, lest the compiler wait for the state before it loads logits, and before a barrier, lest it load these
+    # once logits have arrived. With edits it takes another branch.
+    scale, wants_raw = tl.zeros([], tl.float32), state < 0
+    if rows.edits_of is None:
+        scale, wants_raw = _asked_of(states, tiles, wanted, tl.maximum(state, 0))
+        tl.debug_barrier()
     if state >= 0:
-        kind = 0
+        exists = of_each(tile < rows.num_tiles, ids)
+        raw = grammar_masked(rows, row, logits, ids, exists)
         if rows.edits_of is not None:
+            slot = tl.load(rows.edits_of.tables.slot_of + state)
+            scale, wants_raw = _asked_of(states, tiles, wanted, state)
+            tl.debug_barrier()
+            kind = 0
             if slot >= 0:
-                # Other programs lay new values over other words: what these have is read by none before the scan ends.
-                word = (item % NUM_BLOCKS) * (TILES * WORDS) + tl.arange(0, TILES * WORDS)
-                kind = lay_over(rows, rows.edits_of, row, slot, word)
-                if item % NUM_BLOCKS == 0:
-                    tl.store(rows.edits.kind + row, kind)
-                tl.debug_barrier()
+                x, kind = _edited(rows, row, slot, tile, (item % NUM_BLOCKS) * TILES, ids, raw)
+                _put_tiles(rows, tiles, row, tile, logits, raw, x, scale, wants_raw, True)
+            else:
+                _put_tiles(rows, tiles, row, tile, logits, raw, raw, scale, wants_raw, False)
+            if item % NUM_BLOCKS == 0:
+                tl.store(rows.edits.kind + row, kind)
         elif rows.edits is not None:
             kind = tl.load(rows.edits.kind + row)
-        if tiles.raw_sums is not None:
-            is_apart = is_apart & ((scale != 1.0) | (kind != 0) | touches(rows.overlay, row))
-        if rows.edits is None:
-            _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, kind, False)
-        elif kind != 0:
-            _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, kind, True)
+            if kind != 0:
+                x = laid_over(rows.edits, kind, rows, row, raw, ids, exists)
+                _put_tiles(rows, tiles, row, tile, logits, raw, x, scale, wants_raw, True)
+            else:
+                _put_tiles(rows, tiles, row, tile, logits, raw, raw, scale, wants_raw, False)
         else:
-            _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, kind, False)
+            _put_tiles(rows, tiles, row, tile, logits, raw, raw, scale, wants_raw, False)
 
 
 @triton.jit
-def _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, kind, EDITED: tl.constexpr):
-    """Stores what `Tiles` holds of some tiles. is_apart: raw sums too; EDITED: edits of a kind touch the row."""
-    exists = of_each(tile < rows.num_tiles, ids)
+def _asked_of(states, tiles, wanted, state):
+    """What a request sums at, and whether it wants raw logprobs, if there are raw sums."""
+    scale, wants_raw = scan_scale(states, state), state < 0
+    if tiles.raw_sums is not None:
+        wants_raw = tl.load(wanted.wanted + state) != 0
+    return scale, wants_raw
+
+
+@triton.jit
+def _edited(rows, row, slot, tile, first, ids, raw):
+    """Raw values [M, 4, 32] of tiles [M] from the first on as edited, and the kind of the row; lays them over it, too.
+
+    Other programs lay new values over other words: what these have is read by none before the scan ends.
+    """
+    # Each thread loads the words that it needs, instead of waiting for what is laid.
+    words = tile[:, None, None] * WORDS + tl.arange(0, WORDS)[None, :, None]
+    touched = touched_words(rows.edits_of, row, slot, words)
+    kind = lay_over(rows, rows.edits_of, row, slot, first * WORDS + tl.arange(0, tile.shape[0] * WORDS))
+    tl.debug_barrier()
+    is_touched = (((touched >> (ids & 31)) & 1) != 0) & (ids < rows.vocab_size)
+    return with_new_values(rows.edits, kind, row, raw, ids, is_touched, is_touched), kind
+
+
+@triton.jit
+def _put_tiles(rows, tiles, row, tile, logits, raw, x, scale, wants_raw, EDITED: tl.constexpr):
+    """Stores what `Tiles` holds of some tiles of values x, which edits have touched or not."""
     LANES: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth
-    raw = grammar_masked(rows, row, logits, ids, exists)
-    x = raw
-    if EDITED:
-        x = laid_over(rows.edits, kind, rows, row, raw, ids, exists)
     maxima, best_groups = best_group(x)
     sums = tile_sums(x, maxima, scale)
     if rows.bitmask is not None or EDITED:
@@ -169,7 +189,7 @@ def _put_tiles(rows, tiles, row, tile, ids, logits, scale, is_apart, kind, EDITE
     _put(tiles.sums, at, sums, exists, x, LANES)
     _put(tiles.best_groups, at, best_groups, exists, x, LANES)
     if tiles.raw_sums is not None:
-        if is_apart:
+        if wants_raw & ((scale != 1.0) | EDITED | touches(rows.overlay, row)):
             raw_maxima, _ = best_group(raw)
             _put(tiles.raw_maxima, at, raw_maxima, exists, x, LANES)
             _put(tiles.raw_sums, at, tile_sums(raw, raw_maxima, 1.0), exists, x, LANES)

@@ -7,6 +7,8 @@ TILE = tl.constexpr(128)
 MINUS_INF = tl.constexpr(float("-inf"))
 MINUS_INF_ORDER = tl.constexpr(-0x7F800001)
 LAST_ID = tl.constexpr(2**31 - 1)
+_FEW = tl.constexpr(2048)
+"""Tokens that are read here and there"""
 
 
 @triton.jit
@@ -94,7 +96,15 @@ def _laid_over(overlay, rows, row, x, ids, mask):
 def laid_over(overlay, kind, rows, row, x, ids, mask):
     """Values under an overlay that changes the row, which is of this kind."""
     touched = _bits(overlay.touched + row * overlay.words, rows, ids, mask)
-    new = tl.load(overlay.new_values + row * overlay.width + ids, mask=touched, other=0.0)
+    # Of few tokens all new values, whatever they are where no token is touched: otherwise one load waits for another.
+    is_few: tl.constexpr = len(x.shape) < 3 and x.numel <= _FEW
+    return with_new_values(overlay, kind, row, x, ids, touched, mask & (ids < rows.vocab_size) if is_few else touched)
+
+
+@triton.jit
+def with_new_values(overlay, kind, row, x, ids, touched, mask):
+    """As `laid_over`, for who knows which tokens are touched; mask: which of the others are loaded, too."""
+    new = tl.load(overlay.new_values + row * overlay.width + ids, mask=mask, other=0.0)
     return tl.where(touched, new, tl.where(kind == 2, MINUS_INF, x))
 
 

@@ -1,11 +1,12 @@
 """Kernels compile for a GPU: Triton's interpreter runs Python, of which the compiler takes a part."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.without_gpu import compiled
+from tests.without_gpu import compiled, disassembled
 
 pytest.importorskip("triton")
 import drawlot.kernels.triton
@@ -42,6 +43,18 @@ def test_sampling() -> None:
     assert [name for name in names if name != "write_kernel"] == ["scan_kernel", *OF_FINISH]
 
 
+@pytest.mark.parametrize("asks", ["logprobs=0", "logprobs=None", "logprobs=0, repetition_penalty=1.2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scans_load_logits_before_they_wait(dtype: str, asks: str) -> None:
+    """What a request asks for takes two loads in turn, and ptxas likes to put both before the loads of logits."""
+    script = SAMPLES.replace("logprobs=0", asks).replace("zeros(2, V)", f"zeros(2, V, dtype=torch.{dtype})")
+    sass = disassembled(script, "scan_kernel")
+    for form in sass.split(".text.scan_kernel:")[1:]:
+        loads = re.findall(r"LDG[.A-Z0-9]*", form)
+        assert loads[:5] == ["LDG.E.64"] + 4 * ["LDG.E.EF.128"]
+        assert loads[5].startswith("LDG.E")
+
+
 def test_requests_with_edits() -> None:
     edits = 'repetition_penalty=1.2, logit_bias={3: 1.0}, bad_words=["no"]'
     names = compiled(SAMPLES.replace("logprobs=0), [1]", f"logprobs=5, {edits}), [1], bad_words_token_ids=[[1, 2]]"))
@@ -58,7 +71,7 @@ edits = Edits(bias=SparseBias(torch.arange(n), zeros + 9, torch.ones(n)))
 wanted = LogprobsWanted("raw_logprobs", zeros == 0, zeros, zeros.unsqueeze(1)[:, :0], 0)
 sample.sample_rows(torch.zeros(n, V, dtype=torch.bfloat16), params, edits, wanted)
 """
-    assert compiled(script) == ["scales_kernel", "scan_kernel", *OF_FINISH]
+    assert compiled(script) == ["asked_kernel", "scan_kernel", "scan_kernel", *OF_FINISH]
 
 
 def test_verification_with_filters_of_few_tokens() -> None:

@@ -53,9 +53,29 @@ def compile(self, key, *args, **kwargs):
     return kernel
 
 JITFunction._do_compile = compile
+"""
+_OVERLAPS = """
 from drawlot.kernels.triton import logprobs
 from drawlot.kernels.triton.verification import step_verifier
 sample.overlaps = logprobs.overlaps = step_verifier.overlaps = lambda device: True
+"""
+_DISASSEMBLES = """
+import subprocess, tempfile, triton
+from pathlib import Path
+
+_compile = JITFunction._do_compile
+
+def disassemble(self, key, *args, **kwargs):
+    if self.fn.__name__ == "{}":
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(_compile(self, key, *args, **kwargs).asm["cubin"])
+            file.flush()
+            print(subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout)
+    kernel = self.device_caches[0][0][key] = Kernel(self.fn.__name__)
+    return kernel
+
+JITFunction._do_compile = disassemble
 """
 
 
@@ -66,7 +86,12 @@ def counted(script: str) -> list[int]:
 
 def compiled(script: str) -> list[str]:
     """The names of the kernels that a script compiles for compute capability 9.0, by Triton and ptxas."""
-    return _printed(_DRIVER + _COMPILES + script + "\nprint(*compiled)").split()
+    return _printed(_DRIVER + _COMPILES + _OVERLAPS + script + "\nprint(*compiled)").split()
+
+
+def disassembled(script: str, kernel: str) -> str:
+    """What ptxas makes of a kernel that a script compiles, which may do so in several forms."""
+    return _printed(_DRIVER + _DISASSEMBLES.format(kernel) + _OVERLAPS + script)
 
 
 def _printed(script: str) -> str:

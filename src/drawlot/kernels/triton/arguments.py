@@ -94,8 +94,8 @@ class States(NamedTuple):
     """float64 [3, S]: temperature, top_p, min_p"""
     ints: Tensor
     """int64 [3, S]: top_k, seed, choice"""
-    scales: Tensor
-    """int64 [S]: what the scan sums at, see `states.bits_of_scan_scale`; so that it waits for one number"""
+    asked: Tensor
+    """int64 [S]: what the scan needs to know, see `states.bits_for_scan`; so that it waits for one number"""
     num_states: int
     """S"""
     index: Tensor  # type: ignore[assignment]

@@ -12,7 +12,7 @@ from drawlot.kernels.triton.arguments import Columns, Drawn, States, Wanted
 from drawlot.kernels.triton.columns import columns_kernel
 from drawlot.kernels.triton.launch import Launch, pack
 from drawlot.kernels.triton.scan import scan_kernel
-from drawlot.kernels.triton.state_table import scales_of
+from drawlot.kernels.triton.state_table import asked_of
 from drawlot.kernels.triton.workspace import (
     BLOCK,
     GATHER,
@@ -62,12 +62,12 @@ def logprobs_of(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> tu
         # All rows read the one state, a greedy request's: summed at T = 1.
         zeros = torch.zeros(n, dtype=torch.int64, device=device)
         floats, ints = torch.zeros((3, 1), dtype=torch.float64, device=device), zeros.new_zeros((3, 1))
-        states = States(floats, ints, scales_of(floats, ints), 1, zeros, zeros, None)
+        states = States(floats, ints, asked_of(floats, ints, None), 1, zeros, zeros, None)
         packed = pack(rows), pack(states)
         num_blocks = triton.cdiv(rows.num_tiles, SCAN_TILES)
         shape = {"NUM_BLOCKS": num_blocks, "TILES": SCAN_TILES, "OVERLAP": overlaps(device)}
         how: dict[str, Any] = {"num_warps": scan_warps, "enable_fp_fusion": False}
-        Launch(scan_kernel, lambda n: n * num_blocks, work.tiles, None, **shape, **how)(n, *packed)
+        Launch(scan_kernel, lambda n: n * num_blocks, work.tiles, **shape, **how)(n, *packed)
         maxima = work.tiles.maxima[:, : rows.num_tiles].double()
         maximum = maxima.amax(1)
         mass = (work.tiles.sums[:, : rows.num_tiles] * (maxima - maximum.unsqueeze(1)).exp()).sum(1)

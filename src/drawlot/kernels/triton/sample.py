@@ -8,17 +8,18 @@ from torch import Tensor
 
 from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SampledRows
 from drawlot.kernels.triton.all_tokens import put_many_top_tokens
-from drawlot.kernels.triton.arguments import Columns, Drawn, States, Wanted
+from drawlot.kernels.triton.arguments import Columns, Drawn, Rows, States, Wanted
 from drawlot.kernels.triton.finish import finish_kernel
 from drawlot.kernels.triton.launch import Launch, pack
 from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.scan import scan_kernel
-from drawlot.kernels.triton.state_table import scales_of
+from drawlot.kernels.triton.state_table import asked_of
 from drawlot.kernels.triton.whole_rows import whole_rows_kernel
 from drawlot.kernels.triton.workspace import (
     BLOCK,
     FEW_REGISTERS,
     FINISH_REGISTERS,
+    MANY_PROGRAMS,
     MANY_WARPS,
     NUM_WARPS,
     RANK_TILES,
@@ -35,6 +36,7 @@ from drawlot.kernels.triton.workspace import (
     rows_of,
     scan_registers,
     scan_warps,
+    sets_up_early,
     wanted_of,
 )
 
@@ -47,10 +49,11 @@ def sample_rows(
     drawn = Drawn(torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.uint8, device=device))
     columns = None if wanted is None else columns_of(wanted, n, device)
     if n:
-        rows, states = rows_of(logits, edits), _states(params, logits.shape[1])
+        rows = rows_of(logits, edits)
         raw = wanted is not None and wanted.mode.startswith("raw")
         work = Workspace.of(n, rows.num_tiles, device, raw=raw)
         asked = None if wanted is None else wanted_of(wanted)
+        states = _states(params, logits.shape[1], None if asked is None else asked.wanted)
         packed = pack(rows), pack(states)
         mode = "raw_logprobs" if wanted is None else wanted.mode
         for launch in launches_of_draw(work, rows.num_tiles, asked, columns, mode, drawn, wide=wide):
@@ -95,17 +98,24 @@ def launches_of_draw(
     how: dict[str, Any] = {"OVERLAP": overlaps(device), "enable_fp_fusion": False}
     follow = {**how, "launch_pdl": how["OVERLAP"]}
     processors = num_multiprocessors(device)
+
+    def is_early(rows: Rows) -> bool:
+        return bool(how["OVERLAP"]) and sets_up_early(rows)
+
     return [
         Launch(
             scan_kernel,
             lambda n: n * num_blocks,
             work.tiles,
-            wanted,
             NUM_BLOCKS=num_blocks,
             TILES=SCAN_TILES,
             num_warps=scan_warps,
             maxnreg=scan_registers,
-            **follow,
+            enable_fp_fusion=False,
+            # Of many programs none is set up early.
+            OVERLAP=is_early,
+            launch_pdl=is_early,
+            forms=((MANY_PROGRAMS, {key: follow[key] for key in ("OVERLAP", "launch_pdl")}),),
         ),
         Launch(
             finish_kernel,
@@ -160,7 +170,7 @@ def launches_of_draw(
     ]
 
 
-def _states(params: RowParams, vocab_size: int) -> States:
+def _states(params: RowParams, vocab_size: int, wanted: Tensor | None) -> States:
     """Tables of one request a row; a top_k that keeps everything is off, as in `sampling.states.row_numbers`."""
     n = len(params.seed)
     floats = torch.stack((params.temperature, params.top_p, params.min_p))
@@ -168,4 +178,4 @@ def _states(params: RowParams, vocab_size: int) -> States:
     ints = torch.stack((top_k, params.seed, params.choice))
     index = torch.arange(n, device=floats.device)
     positions, step_rows = params.position.contiguous(), params.row.contiguous()
-    return States(floats, ints, scales_of(floats, ints), n, index, positions, step_rows)
+    return States(floats, ints, asked_of(floats, ints, wanted), n, index, positions, step_rows)

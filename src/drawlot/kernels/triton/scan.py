@@ -5,7 +5,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.edit_kernels import lay_over, touched_words
 from drawlot.kernels.triton.pdl import follow
-from drawlot.kernels.triton.states import scan_scale
+from drawlot.kernels.triton.states import asked_of_scan
 from drawlot.kernels.triton.summary import UNDECIDED
 from drawlot.kernels.triton.values import (
     MINUS_INF,
@@ -89,10 +89,10 @@ def others_of(best_groups):
 
 
 @triton.jit
-def scan_kernel(rows, states, tiles, wanted, NUM_BLOCKS: tl.constexpr, TILES: tl.constexpr, OVERLAP: tl.constexpr):
+def scan_kernel(rows, states, tiles, NUM_BLOCKS: tl.constexpr, TILES: tl.constexpr, OVERLAP: tl.constexpr):
     """Program: TILES tiles of one row."""
     num_rows = tl.num_programs(0) // NUM_BLOCKS
-    scan_block(rows, states, tiles, wanted, tl.program_id(0), num_rows, NUM_BLOCKS, TILES, OVERLAP)
+    scan_block(rows, states, tiles, tl.program_id(0), num_rows, NUM_BLOCKS, TILES, OVERLAP)
 
 
 @triton.jit
@@ -100,7 +100,6 @@ def scan_block(
     rows,
     states,
     tiles,
-    wanted,
     item,
     undecided,
     NUM_BLOCKS: tl.constexpr,
@@ -118,45 +117,33 @@ def scan_block(
     if item == 0:
         place = tl.arange(0, 8)
         tl.store(tiles.control + place, tl.where(place == UNDECIDED, -undecided, 0))
-    # After a branch, lest the compiler wait for the state before it loads logits, and before a barrier, lest it load these
-    # once logits have arrived. With edits it takes another branch.
-    scale, wants_raw = tl.zeros([], tl.float32), state < 0
+    # Behind that branch, lest the compiler wait for the state before it loads logits; with edits behind another one.
     if rows.edits_of is None:
-        scale, wants_raw = _asked_of(states, tiles, wanted, tl.maximum(state, 0))
-        tl.debug_barrier()
+        scale, wants = asked_of_scan(states, tl.maximum(state, 0))
     if state >= 0:
+        if rows.edits_of is not None:
+            scale, wants = asked_of_scan(states, state)
         exists = of_each(tile < rows.num_tiles, ids)
         raw = grammar_masked(rows, row, logits, ids, exists)
         if rows.edits_of is not None:
             slot = tl.load(rows.edits_of.tables.slot_of + state)
-            scale, wants_raw = _asked_of(states, tiles, wanted, state)
-            tl.debug_barrier()
             kind = 0
             if slot >= 0:
                 x, kind = _edited(rows, row, slot, tile, (item % NUM_BLOCKS) * TILES, ids, raw)
-                _put_tiles(rows, tiles, row, tile, logits, raw, x, scale, wants_raw, True)
+                _put_tiles(rows, tiles, row, tile, logits, raw, x, scale, wants, True)
             else:
-                _put_tiles(rows, tiles, row, tile, logits, raw, raw, scale, wants_raw, False)
+                _put_tiles(rows, tiles, row, tile, logits, raw, raw, scale, wants, False)
             if item % NUM_BLOCKS == 0:
                 tl.store(rows.edits.kind + row, kind)
         elif rows.edits is not None:
             kind = tl.load(rows.edits.kind + row)
             if kind != 0:
                 x = laid_over(rows.edits, kind, rows, row, raw, ids, exists)
-                _put_tiles(rows, tiles, row, tile, logits, raw, x, scale, wants_raw, True)
+                _put_tiles(rows, tiles, row, tile, logits, raw, x, scale, wants, True)
             else:
-                _put_tiles(rows, tiles, row, tile, logits, raw, raw, scale, wants_raw, False)
+                _put_tiles(rows, tiles, row, tile, logits, raw, raw, scale, wants, False)
         else:
-            _put_tiles(rows, tiles, row, tile, logits, raw, raw, scale, wants_raw, False)
-
-
-@triton.jit
-def _asked_of(states, tiles, wanted, state):
-    """What a request sums at, and whether it wants raw logprobs, if there are raw sums."""
-    scale, wants_raw = scan_scale(states, state), state < 0
-    if tiles.raw_sums is not None:
-        wants_raw = tl.load(wanted.wanted + state) != 0
-    return scale, wants_raw
+            _put_tiles(rows, tiles, row, tile, logits, raw, raw, scale, wants, False)
 
 
 @triton.jit
@@ -175,7 +162,7 @@ def _edited(rows, row, slot, tile, first, ids, raw):
 
 
 @triton.jit
-def _put_tiles(rows, tiles, row, tile, logits, raw, x, scale, wants_raw, EDITED: tl.constexpr):
+def _put_tiles(rows, tiles, row, tile, logits, raw, x, scale, wants, EDITED: tl.constexpr):
     """Stores what `Tiles` holds of some tiles of values x, which edits have touched or not."""
     LANES: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth
     maxima, best_groups = best_group(x)
@@ -189,7 +176,7 @@ def _put_tiles(rows, tiles, row, tile, logits, raw, x, scale, wants_raw, EDITED:
     _put(tiles.sums, at, sums, exists, x, LANES)
     _put(tiles.best_groups, at, best_groups, exists, x, LANES)
     if tiles.raw_sums is not None:
-        if wants_raw & ((scale != 1.0) | EDITED | touches(rows.overlay, row)):
+        if wants & ((scale != 1.0) | EDITED | touches(rows.overlay, row)):
             raw_maxima, _ = best_group(raw)
             _put(tiles.raw_maxima, at, raw_maxima, exists, x, LANES)
             _put(tiles.raw_sums, at, tile_sums(raw, raw_maxima, 1.0), exists, x, LANES)

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from drawlot.kernels.requests import Request
 from drawlot.kernels.triton.launch import Launch, pack
-from drawlot.kernels.triton.states import bits_of_scan_scale
+from drawlot.kernels.triton.states import bits_for_scan
 from drawlot.kernels.triton.tensors import refuse_capture
 
 # Fields of a request, one row of the table each: temperature, top_p, min_p (the bits of float64), top_k, seed, choice,
 # whether it wants logprobs, how many top tokens, its slot among requests with edits (-1: none). One more row follows
-# from others: what the scan sums at.
+# from others: what the scan needs to know, in one number.
 FIRST_INT, WANTED, NUM_TOP, SLOT, NUM_FIELDS = 3, 6, 7, 8, 9
-SCALE = NUM_FIELDS
+ASKED = NUM_FIELDS
 _BITS_OF_ONE = 0x3F800000
-_TOP_K = tl.constexpr(FIRST_INT)
+_TOP_K, _WANTED = tl.constexpr(FIRST_INT), tl.constexpr(WANTED)
 _BLOCK, _FIELDS = 128, tl.constexpr(triton.next_power_of_2(NUM_FIELDS))
 
 
@@ -30,7 +30,7 @@ class StateTable:
     def __init__(self, max_num_reqs: int, device: torch.device) -> None:
         self.table = torch.zeros((NUM_FIELDS + 1, max_num_reqs), dtype=torch.int64, device=device)
         self.table[SLOT] = -1
-        self.table[SCALE] = _BITS_OF_ONE
+        self.table[ASKED] = _BITS_OF_ONE
         self._packed = pack(self.table)
         self._write = Launch(write_kernel, lambda n: n, max_num_reqs, NUM_FIELDS=NUM_FIELDS, BLOCK=_BLOCK)
         self._sent: deque[_Staging] = deque()
@@ -117,26 +117,30 @@ def write_kernel(staging, table, num_states, NUM_FIELDS: tl.constexpr, BLOCK: tl
     numbers = tl.load(line[:, None] + 1 + field, mask=exists[:, None] & (field < NUM_FIELDS), other=0)
     temperature = tl.load(line + 1, mask=exists, other=0).to(tl.float64, bitcast=True)
     top_k = tl.load(line + 1 + _TOP_K, mask=exists, other=0)
+    wanted = tl.load(line + 1 + _WANTED, mask=exists, other=0)
     # A sampler may be gone before this runs, and its memory another's: then nothing is written outside of the table.
     is_staged = (at < count) & (state >= 0) & (state < num_states)
     tl.store(table + field * num_states + state[:, None], numbers, mask=is_staged[:, None] & (field < NUM_FIELDS))
-    scales = table + NUM_FIELDS * num_states
-    tl.store(scales + state, bits_of_scan_scale(temperature, top_k), mask=is_staged)
+    asked = table + NUM_FIELDS * num_states
+    tl.store(asked + state, bits_for_scan(temperature, top_k, wanted), mask=is_staged)
 
 
-def scales_of(floats: Tensor, ints: Tensor) -> Tensor:
-    """`States.scales` for tables that no `StateTable` writes."""
+def asked_of(floats: Tensor, ints: Tensor, wanted: Tensor | None) -> Tensor:
+    """`States.asked` for tables that no `StateTable` writes; wanted: uint8 [S], None: nobody wants logprobs."""
     count = floats.shape[1]
-    scales = ints.new_empty(count)
-    launch = Launch(scales_kernel, lambda n: triton.cdiv(n, _BLOCK), scales, count, BLOCK=_BLOCK)
+    asked = ints.new_empty(count)
+    launch = Launch(asked_kernel, lambda n: triton.cdiv(n, _BLOCK), wanted, asked, count, BLOCK=_BLOCK)
     launch(count, pack(floats), pack(ints))
-    return scales
+    return asked
 
 
 @triton.jit
-def scales_kernel(floats, ints, scales, count, BLOCK: tl.constexpr):
+def asked_kernel(floats, ints, wanted, asked, count, BLOCK: tl.constexpr):
     """Program: BLOCK requests."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     temperature = tl.load(floats + at, mask=at < count, other=0.0)
     top_k = tl.load(ints + at, mask=at < count, other=0)
-    tl.store(scales + at, bits_of_scan_scale(temperature, top_k), mask=at < count)
+    wants = top_k * 0
+    if wanted is not None:
+        wants = tl.load(wanted + at, mask=at < count, other=0).to(tl.int64)
+    tl.store(asked + at, bits_for_scan(temperature, top_k, wants), mask=at < count)

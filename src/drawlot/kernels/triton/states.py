@@ -29,18 +29,25 @@ def filters_of(states, state):
 @triton.jit
 def scan_scale(states, state):
     """float32: the scan sums at this scale what the row will read."""
-    return tl.load(states.scales + state).to(tl.int32).to(tl.float32, bitcast=True)
+    return asked_of_scan(states, state)[0]
 
 
 @triton.jit
-def bits_of_scan_scale(temperature, top_k):
-    """int64, of requests: bits of 1 / T for tile races and top-p, else of 1.
+def asked_of_scan(states, state):
+    """The scale of `scan_scale`, and whether logprobs are wanted."""
+    asked = tl.load(states.asked + state)
+    return asked.to(tl.int32).to(tl.float32, bitcast=True), (asked >> 32) != 0
+
+
+@triton.jit
+def bits_for_scan(temperature, top_k, wanted):
+    """int64, of requests: bits of 1 / T for tile races and top-p, else of 1; above them whether logprobs are wanted.
 
     Greedy rows and rows with top_k need masses of whole rows at T as bounds at most, so that their pass serves raw
     logprobs.
     """
     scale = tl.where((temperature == 0) | (top_k > 0), 1.0, scale_of(_bounded(temperature)))
-    return scale.to(tl.int32, bitcast=True).to(tl.int64)
+    return scale.to(tl.int32, bitcast=True).to(tl.int64) + ((wanted != 0).to(tl.int64) << 32)
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from drawlot.kernels.triton.edit_tables import EditSlots
 from drawlot.kernels.triton.launch import Launch, compiling_ahead, pack
 from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.sample import launches_of_draw
-from drawlot.kernels.triton.state_table import FIRST_INT, NUM_TOP, SCALE, SLOT, WANTED, StateTable
+from drawlot.kernels.triton.state_table import ASKED, FIRST_INT, NUM_TOP, SLOT, WANTED, StateTable
 from drawlot.kernels.triton.tensors import one_a_row, refuse_capture, upload
 from drawlot.kernels.triton.workspace import ROOM, Workspace, edited_rows
 from drawlot.outputs import LogitsRows
@@ -169,8 +169,8 @@ class StepSampler:
 
     def _states(self, rows: LogitsRows, n: int) -> States:
         index, positions = one_a_row(rows.expanded_idx_mapping, n), one_a_row(rows.positions, n)
-        scales = self._numbers.table[SCALE]
-        return States(self._floats, self._ints, scales, len(scales), index, positions, None)
+        asked = self._numbers.table[ASKED]
+        return States(self._floats, self._ints, asked, len(asked), index, positions, None)
 
     def _draw(self, plan: _Plan, outputs: SampledRows, of_step: LogitsRows, rows: Rows, states: States) -> None:
         n, edits = len(outputs.token_ids), self._edits.edits_of(len(outputs.token_ids), of_step)

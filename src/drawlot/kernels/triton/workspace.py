@@ -29,6 +29,8 @@ WHOLE_TILES, RANK_TILES = 32, 64
 """Tiles that a program reads at a time where it reads a whole row, and where it counts ranks"""
 LONG_ROOM = 8192
 """Tokens of a long list, at most"""
+MANY_PROGRAMS = 5000
+"""Of a scan of half-width logits: what each more takes to be set up early is not worth it; others wait for memory"""
 NUM_WARPS, MANY_WARPS = 8, 4
 """Of a program, and of one that finishes a row where there are more than run at once"""
 
@@ -41,6 +43,11 @@ def scan_warps(rows: Rows) -> int:
 def scan_registers(rows: Rows) -> int | None:
     """Of its threads, at most: laying edits over a few rows would take more, which all others would find missing."""
     return None if rows.edits is None else 64
+
+
+def sets_up_early(rows: Rows) -> bool:
+    """Whether a scan of more than `MANY_PROGRAMS` is set up early, which takes each of them some time."""
+    return rows.logits.dtype.itemsize == 4
 
 
 @cache

@@ -15,7 +15,6 @@ def scan_step_kernel(
     rows,
     step,
     tiles,
-    wanted,
     methods,
     judged,
     leftovers,
@@ -43,7 +42,7 @@ def scan_step_kernel(
     elif program < first_line:
         # Whole rows wait for all programs that find laws, not for the rows that there are.
         item = program - first_block
-        scan_block(rows, step.states, tiles, wanted, item, first_block, NUM_BLOCKS, TILES, OVERLAP)
+        scan_block(rows, step.states, tiles, item, first_block, NUM_BLOCKS, TILES, OVERLAP)
     else:
         let_next_start(OVERLAP)
         if step.drafts.q.logits is not None:

@@ -328,7 +328,6 @@ class StepVerifier:
         if columns is None:
             tiles = tiles._replace(raw_maxima=None, raw_sums=None)
         work = self._work._replace(tiles=tiles)
-        wanted = None if columns is None else steps._wanted
         n, device, wide = steps._max_rows, steps._floats.device, steps._wide
         drawn = Drawn(
             torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.uint8, device=device)
@@ -343,7 +342,6 @@ class StepVerifier:
             scan_step_kernel,
             lambda programs: programs,
             tiles,
-            wanted,
             methods,
             judged,
             leftovers,

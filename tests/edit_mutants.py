@@ -3,16 +3,14 @@
 from drawlot.kernels.triton import column_values, edit_kernels, finish, from_list, ranks, scan
 from tests.kernel_mutant import KernelMutant
 
-_LAYS = edit_kernels.lay_over
+_BEGINS, _LAYS = edit_kernels.begin_to_lay, edit_kernels.lay_next
 ALL = [
+    KernelMutant("one token of a part alone", _LAYS, "left & (left - 1)", "left * 0"),
     KernelMutant(
-        "three tokens of a word alone", _LAYS, "bit3, left = _next_bit(left)", "bit3, left = _next_bit(left * 0)"
-    ),
-    KernelMutant(
-        "drafts touch nothing", edit_kernels.touched_words, "tl.where(word == draft >> 5,", "tl.where(word == -1,"
+        "drafts touch nothing", edit_kernels.begin_to_lay, "tl.where(word == draft >> 5,", "tl.where(word == -1,"
     ),
     KernelMutant("drafts are not counted", edit_kernels._with_drafts, "(entry | SEEN) + ONE", "(entry | SEEN)"),
-    KernelMutant("others than the allowed", _LAYS, "tl.where(only_allowed, 2, 1)", "tl.where(only_allowed, 1, 1)"),
+    KernelMutant("others than the allowed", _BEGINS, "tl.where(only_allowed, 2, 1)", "tl.where(only_allowed, 1, 1)"),
     KernelMutant("stops where they may not", _LAYS, "& too_short)", "& (too_short == 0))"),
     KernelMutant("bad words forgotten", _LAYS, "if num_bad_words != 0:", "if num_bad_words < 0:"),
     KernelMutant("bias forgotten", _LAYS, "if has_bias:", "if num_bad_words < 0:"),
@@ -23,8 +21,8 @@ ALL = [
         "0:\n                tl.store",
         "0 and slot >= 0:\n                tl.store",
     ),
-    KernelMutant("words of the first slice", scan._edited, "tl.arange(0, WORDS)[", "0 * tl.arange(0, WORDS)["),
-    KernelMutant("masks forgotten", _LAYS, "x = tl.where(forbidden, MINUS_INF, x)", "x = x + 0.0"),
+    KernelMutant("parts of the first slice", scan._edited, "tl.arange(0, 4) * (32 // PART)", "tl.arange(0, 4) * 0"),
+    KernelMutant("masks forgotten", _LAYS, "forbidden & (is_bad(x) == 0)", "is_bad(x)"),
     KernelMutant("raw ranks by edited maxima", ranks.count_ranks, "apart = is_edited(rows, row)", "apart = row != row"),
 ]
 OF_LISTS = [

@@ -87,7 +87,7 @@ def test_counting_before_the_scan_has_cleared_is_seen() -> None:
     ("kernel", "until", "seen"),
     [
         (scan.scan_block, "    if state >= 0:", {"scan_kernel", "scan_step_kernel"}),
-        (edit_kernels.lay_over_kernel, "    # All at once", {"lay_over_kernel"}),
+        (edit_kernels.lay_over_kernel, "    if slot < 0:", {"lay_over_kernel"}),
     ],
     ids=["scan", "edits"],
 )

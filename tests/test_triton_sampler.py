@@ -147,8 +147,27 @@ def test_steps_of_requests_that_come_and_go(mode: str) -> None:
 @INTERPRETED
 @pytest.mark.parametrize("mutant", edit_mutants.ALL, ids=lambda mutant: mutant.name)
 def test_wrong_edits_are_seen(mutant: KernelMutant) -> None:
-    with mutant.planted(), pytest.raises(AssertionError):
+    def run() -> None:
         list(map(take_steps, MODES))
+        edit_tokens_anywhere()
+
+    with mutant.planted(), pytest.raises(AssertionError):
+        run()
+
+
+def edit_tokens_anywhere() -> None:
+    """Edits that decide alone what is best, of every token or of a few that lie apart."""
+    rng = np.random.default_rng(5)
+    pair = Pair(4, "processed_logprobs")
+    for row, step in enumerate((1, 7, 31, 128)):
+        ids = range(row, V, step)
+        bias = dict(zip(ids, rng.normal(0, 30, len(ids)).tolist()))
+        pair.add(row, SamplingParams(temperature=0.0, logit_bias=bias, logprobs=9), [1])
+    pair.draw(torch.from_numpy(rng.normal(0, 1, (4, V)).astype(np.float32)), rows_of(range(4), [1] * 4))
+
+
+def test_edits_of_tokens_anywhere() -> None:
+    edit_tokens_anywhere()
 
 
 def draw_from_lists(mode: str) -> None:
@@ -207,8 +226,8 @@ def test_a_draft_outside_of_the_vocabulary_edits_nothing() -> None:
 
 @INTERPRETED
 def test_values_past_the_vocabulary_are_seen() -> None:
-    inside = "(bit >= 0) & (ids < rows.vocab_size)"
-    mutant = KernelMutant("past the vocabulary", edit_mutants.edit_kernels.lay_over, inside, "bit >= 0")
+    inside = "(left != 0) & (ids < rows.vocab_size)"
+    mutant = KernelMutant("past the vocabulary", edit_mutants.edit_kernels.lay_next, inside, "left != 0")
     with mutant.planted(), pytest.raises(InterpreterError, match="OutOfBounds"):
         tokens_after(V + 10)
 

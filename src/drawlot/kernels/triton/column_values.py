@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.states import temperature_of
+from drawlot.kernels.triton.summary import ALL_COLUMNS
 from drawlot.kernels.triton.values import MINUS_INF, MINUS_INF_ORDER, load_raw, load_values, order_of
 
 _LARGEST = tl.constexpr(3.4028234663852886e38)
@@ -64,6 +65,41 @@ def put_column(columns, row, token, logprob, rank, mask):
     tl.store(columns.ids + row + token * 0, token, mask=mask)
     tl.store(columns.logprobs + row + token * 0, logprob, mask=mask)
     tl.store(columns.ranks + row + token * 0, rank, mask=mask)
+
+
+@triton.jit
+def fit_a_list(columns, ROOM: tl.constexpr):
+    """Whether a row has no more columns than its drawn token and a list of ROOM tokens fill."""
+    return columns.count <= ROOM + 1
+
+
+@triton.jit
+def put_first_column(columns, row, token, logprob, rank, ROOM: tl.constexpr):
+    """Stores the columns of a row that wants the first alone, or none (token: -1), if they fit a list, and its rank."""
+    column = tl.arange(0, 2 * ROOM)
+    at, exists, is_first = row * columns.count + column, column < columns.count, column == 0
+    tl.store(columns.ids + at, tl.where(is_first, token, -1), mask=exists)
+    tl.store(columns.logprobs + at, tl.where(is_first, logprob, MINUS_INF), mask=exists)
+    tl.store(columns.ranks + row, rank)
+
+
+@triton.jit
+def put_result(
+    columns, all_columns, summary, row, token, logprob, rank, has_column, is_told, num_top, ROOM: tl.constexpr
+):
+    """Stores what is known of a row's token: its only column, or the first, if it wants no others; else its rank.
+
+    columns, all_columns, has_column, is_told, num_top: as for `draw_from_list`.
+    """
+    if columns is not None:
+        if has_column:
+            put_column(columns, row, token, logprob, rank, row >= 0)
+    else:
+        if all_columns is not None:
+            if has_column & (num_top == 0) & fit_a_list(all_columns, ROOM):
+                put_first_column(all_columns, row, token, logprob, rank, ROOM)
+                is_told = row >= 0
+        tl.store(summary.rank + row, tl.where(is_told, ALL_COLUMNS, rank))
 
 
 @triton.jit

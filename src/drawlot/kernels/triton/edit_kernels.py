@@ -14,25 +14,32 @@ from drawlot.kernels.triton.edit_flags import (
     STOPS,
 )
 from drawlot.kernels.triton.pdl import follow
-from drawlot.kernels.triton.values import MINUS_INF, load_raw
+from drawlot.kernels.triton.values import MINUS_INF, is_bad, load_raw
 
 _BLOCK = tl.constexpr(128)
-LAID_WORDS = 128
-"""Words of 32 tokens that a program lays over a row"""
+PART = tl.constexpr(16)
+"""Neighbours that one thread lays over a row, one after the other"""
+LAID_PARTS = 256
+"""Parts that a program lays over a row"""
+PARTS_OF_WORD = tl.constexpr(2)
+"""Whose bits a word of 32 has"""
 
 
 @triton.jit
-def lay_over_kernel(rows, edits, NUM_PARTS: tl.constexpr, WORDS: tl.constexpr, OVERLAP: tl.constexpr):
-    """Program: WORDS words of one row, see `lay_over`."""
-    row = (tl.program_id(0) // NUM_PARTS).to(tl.int64)
-    part = tl.program_id(0) % NUM_PARTS
+def lay_over_kernel(rows, edits, NUM_PROGRAMS: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr):
+    """Program: PARTS of one row, see `begin_to_lay`."""
+    row = (tl.program_id(0) // NUM_PROGRAMS).to(tl.int64)
+    program = tl.program_id(0) % NUM_PROGRAMS
     follow(OVERLAP)
     slot = slot_of(edits, tl.load(edits.state_rows + row))
     if slot < 0:
         kind = 0
     else:
-        kind = lay_over(rows, edits, row, slot, part * WORDS + tl.arange(0, WORDS))
-    if part == 0:
+        part = program * PARTS + tl.arange(0, PARTS)
+        kind, left, asked = begin_to_lay(rows, edits, row, slot, part)
+        while tl.max(left) != 0:
+            _, _, left = lay_next(rows, edits, row, slot, asked, part, left)
+    if program == 0:
         tl.store(rows.edits.kind + row, kind)
 
 
@@ -43,66 +50,65 @@ def slot_of(edits, state):
 
 
 @triton.jit
-def lay_over(rows, edits, row, slot, word):
-    """Writes the new values of touched tokens of words [M] of a row to `rows.edits`, and returns its kind there.
+def begin_to_lay(rows, edits, row, slot, part):
+    """Writes to `rows.edits` which tokens of parts [M] of it are touched.
 
-    Hard masks come first, then bias, then penalties. The tokens are looked at once, however often rows are read.
+    Returns the kind of the row there, the bits of each part's touched tokens (int32 [M]), and what is asked of them.
     """
     overlay, tables = rows.edits, edits.tables
-    WORDS: tl.constexpr = word.shape[0]
     # All at once, before any branch.
-    num_drafts = tl.load(edits.local_positions + row)
+    num_drafts, word = tl.load(edits.local_positions + row), part // PARTS_OF_WORD
+    touched = tl.load(tables.touched + slot * tables.num_words + word, mask=word < tables.num_words, other=0)
     limits, penalties = tables.limits + slot * 4, tables.penalties + slot * 4
     too_short = tl.load(edits.positions + row) < tl.load(limits)
     only_allowed, num_bad_words, has_bias = tl.load(limits + 1) != 0, tl.load(limits + 2), tl.load(limits + 3) != 0
     repetition, frequency, presence = tl.load(penalties), tl.load(penalties + 1), tl.load(penalties + 2)
-    touched = touched_words(edits, row, slot, word)
-    tl.store(overlay.touched + row * overlay.words + word, touched, mask=word < tables.num_words)
-    left = touched.to(tl.uint32, bitcast=True)
-    while tl.max((left != 0).to(tl.int32)) != 0:
-        # Four tokens of each word at a time: most words have none or few.
-        bit0, left = _next_bit(left)
-        bit1, left = _next_bit(left)
-        bit2, left = _next_bit(left)
-        bit3, left = _next_bit(left)
-        bit = tl.join(tl.join(bit0, bit2), tl.join(bit1, bit3)).reshape(WORDS, 4)
-        ids = word[:, None] * 32 + bit
-        # A draft may be no token.
-        mask = (bit >= 0) & (ids < rows.vocab_size)
-        x = load_raw(rows, row, ids, mask)
-        entry = tl.load(tables.entries + slot * tables.vocab_size + ids, mask=mask, other=0)
-        entry = _with_drafts(edits, row, num_drafts, ids, entry)
-        forbidden = ((entry & MASKED) != 0) | (((entry & STOPS) != 0) & too_short)
-        forbidden = forbidden | (((entry & ALLOWED) == 0) & only_allowed)
-        if num_bad_words != 0:
-            ends = (entry & ENDS_BAD_WORD) != 0
-            banned = tl.load(tables.banned + row * tables.num_words + (ids >> 5), mask=mask & ends, other=0)
-            forbidden = forbidden | (((banned >> (ids & 31)) & 1) != 0)
-        x = tl.where(forbidden, MINUS_INF, x)
-        if has_bias:
-            biased = mask & ((entry & BIASED) != 0)
-            x += tl.load(tables.bias + slot * tables.vocab_size + ids, mask=biased, other=0.0)
-        count = entry >> COUNT_SHIFT
-        penalised = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
-        penalised = penalised - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
-        x = tl.where((entry & SEEN) != 0, penalised, x)
-        tl.store(overlay.new_values + row * overlay.width + ids, x, mask=mask)
-    return tl.where(only_allowed, 2, 1)
-
-
-@triton.jit
-def touched_words(edits, row, slot, word):
-    """Words of 32 tokens with the bits of those that a request's edits touch."""
-    tables = edits.tables
-    num_drafts = tl.load(edits.local_positions + row)
-    touched = tl.load(tables.touched + slot * tables.num_words + word, mask=word < tables.num_words, other=0)
     # Drafts before the row count as output.
     back = 0
     while back < num_drafts:
         draft = tl.load(edits.input_ids + row - back).to(tl.int32)
         touched |= tl.where(word == draft >> 5, 1 << (draft & 31), 0)
         back += 1
-    return touched
+    is_first = part % PARTS_OF_WORD == 0
+    tl.store(overlay.touched + row * overlay.words + word, touched, mask=is_first & (word < tables.num_words))
+    asked = num_drafts, too_short, only_allowed, num_bad_words, has_bias, repetition, frequency, presence
+    return tl.where(only_allowed, 2, 1), (touched >> (part % PARTS_OF_WORD * PART)) & 0xFFFF, asked
+
+
+@triton.jit
+def lay_next(rows, edits, row, slot, asked, part, left):
+    """Writes the new value of the lowest token that is left of each part to `rows.edits`.
+
+    Hard masks come first, then bias, then penalties. The tokens are looked at once, however often rows are read.
+    part, left, asked: of `begin_to_lay`. Returns these tokens, -1 where there is none, their values, and what is left.
+    """
+    overlay, tables = rows.edits, edits.tables
+    num_drafts, too_short, only_allowed, num_bad_words, has_bias, repetition, frequency, presence = asked
+    # A power of two is exact in float32, which knows its exponent.
+    bit = ((left & -left).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+    ids = part * PART + bit
+    # A draft may be no token.
+    mask = (left != 0) & (ids < rows.vocab_size)
+    x = load_raw(rows, row, ids, mask)
+    entry = tl.load(tables.entries + slot * tables.vocab_size + ids, mask=mask, other=0)
+    entry = _with_drafts(edits, row, num_drafts, ids, entry)
+    forbidden = ((entry & MASKED) != 0) | (((entry & STOPS) != 0) & too_short)
+    forbidden = forbidden | (((entry & ALLOWED) == 0) & only_allowed)
+    if num_bad_words != 0:
+        ends = (entry & ENDS_BAD_WORD) != 0
+        banned = tl.load(tables.banned + row * tables.num_words + (ids >> 5), mask=mask & ends, other=0)
+        forbidden = forbidden | (((banned >> (ids & 31)) & 1) != 0)
+    # What is forbidden is bad all the same.
+    x = tl.where(forbidden & (is_bad(x) == 0), MINUS_INF, x)
+    if has_bias:
+        biased = mask & ((entry & BIASED) != 0)
+        x += tl.load(tables.bias + slot * tables.vocab_size + ids, mask=biased, other=0.0)
+    count = entry >> COUNT_SHIFT
+    penalised = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
+    penalised = penalised - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
+    x = tl.where((entry & SEEN) != 0, penalised, x)
+    tl.store(overlay.new_values + row * overlay.width + ids, x, mask=mask)
+    return tl.where(mask, ids, -1), x, left & (left - 1)
 
 
 @triton.jit
@@ -114,15 +120,6 @@ def _with_drafts(edits, row, num_drafts, ids, entry):
         entry = tl.where(same, (entry | SEEN) + ONE, entry)
         back += 1
     return entry
-
-
-@triton.jit
-def _next_bit(word):
-    """The place of the lowest bit of uint32 words, -1 where there is none, and the words without it."""
-    without = word & (word - 1)
-    # A power of two is exact in float32, which knows its exponent.
-    exponent = (word ^ without).to(tl.float32).to(tl.int32, bitcast=True) >> 23
-    return tl.where(word == 0, -1, exponent - 127), tl.where(word == 0, word, without)
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from torch import Tensor
 from drawlot.kernels.requests import RequestEdits
 from drawlot.kernels.triton.arguments import EditTables, Emitted, Overlay, RowEdits
 from drawlot.kernels.triton.edit_flags import ALLOWED, BIASED, ENDS_BAD_WORD, MASKED, ONE, SEEN, STOPS
-from drawlot.kernels.triton.edit_kernels import LAID_WORDS, bad_words_kernel, commit_kernel, lay_over_kernel
+from drawlot.kernels.triton.edit_kernels import LAID_PARTS, PART, bad_words_kernel, commit_kernel, lay_over_kernel
 from drawlot.kernels.triton.launch import Launch, Packed, pack
 from drawlot.kernels.triton.tensors import one_a_row, upload
 from drawlot.kernels.triton.workspace import overlaps
@@ -37,12 +37,12 @@ class EditSlots:
         self._looking_back: set[int] = set()
         self._with_bad_words: set[int] = set()
         num_words = -(-vocab_size // 32)
-        parts = -(-num_words // LAID_WORDS)
+        programs = -(-vocab_size // (PART.value * LAID_PARTS))
         self._find_bad_words = Launch(bad_words_kernel, lambda n: n)
         overlap = overlaps(self._device)
         # Values have the bits of the CPU's only without fused multiply-add.
         how: dict[str, Any] = {"OVERLAP": overlap, "launch_pdl": overlap, "enable_fp_fusion": False}
-        self._lay_over = Launch(lay_over_kernel, lambda n: n * parts, NUM_PARTS=parts, WORDS=LAID_WORDS, **how)
+        self._lay_over = Launch(lay_over_kernel, lambda n: n * programs, NUM_PROGRAMS=programs, PARTS=LAID_PARTS, **how)
         self._commit = Launch(commit_kernel, lambda n: n)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -3,7 +3,13 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.column_values import put_column, result_of
+from drawlot.kernels.triton.column_values import (
+    fit_a_list,
+    put_column,
+    put_first_column,
+    put_result,
+    result_of,
+)
 from drawlot.kernels.triton.from_list import begin_list, draw_from_list, mass_for_top_p, may_hold
 from drawlot.kernels.triton.listing import clear_list, survey
 from drawlot.kernels.triton.noise import gumbel_of_range
@@ -16,8 +22,10 @@ from drawlot.kernels.triton.reduce import sum_of_masses
 from drawlot.kernels.triton.scan import GROUP, GROUPS, group_of, raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import (
+    ALL_COLUMNS,
     COUNT,
     GREEDY,
+    LISTED,
     NO_TOKEN,
     TILES,
     UNDECIDED,
@@ -25,6 +33,7 @@ from drawlot.kernels.triton.summary import (
     put,
     put_cut,
 )
+from drawlot.kernels.triton.sure_winner import wins_surely
 from drawlot.kernels.triton.together import count_up
 from drawlot.kernels.triton.values import (
     LAST_ID,
@@ -86,11 +95,15 @@ def finish_kernel(
         if columns is not None:
             if wants == 0:
                 put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, row >= 0)
-    num_top = tl.zeros([], tl.int32)
+    num_top, unknown_rank, is_told = tl.zeros([], tl.int32), tl.zeros([], tl.int32), row < 0
     if all_columns is not None:
         num_top = _num_top(wanted, state, ROOM)
+        is_told = (wants == 0) & fit_a_list(all_columns, ROOM)
+        if is_told:
+            put_first_column(all_columns, row, _NO_TOKEN, MINUS_INF, 0, ROOM)
+            unknown_rank += ALL_COLUMNS
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
-    if filtered == 0:
+    if top_k <= 0:
         noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
     follow(OVERLAP)
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
@@ -100,7 +113,7 @@ def finish_kernel(
     edited = is_edited(rows, row)
     if is_row == 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0.0, 0.0)
-        tl.store(summary.rank + row, 0)
+        tl.store(summary.rank + row, unknown_rank)
         count_up(tiles.control + UNDECIDED)
         return
 
@@ -110,7 +123,7 @@ def finish_kernel(
     highest, lowest, num_tiles, _, _ = found
     if (highest == LAST_ID) | (num_tiles == 0):
         put(drawn, summary, row, -1, tl.where(highest == LAST_ID, _NONFINITE, _EMPTY), NO_TOKEN, 0.0, 0.0)
-        tl.store(summary.rank + row, 0)
+        tl.store(summary.rank + row, unknown_rank)
         if columns is not None:
             put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, row >= 0)
         count_up(tiles.control + UNDECIDED)
@@ -137,7 +150,7 @@ def finish_kernel(
     undecided = tiles.control + UNDECIDED
     if is_sure:
         tl.atomic_add(undecided, 1, sem="relaxed")
-    done, token = row < 0, tl.full([], -1, tl.int32)
+    done, token, keeps_list, mass = row < 0, tl.full([], -1, tl.int32), row < 0, tl.zeros([], tl.float32)
     if temperature == 0:
         best = tl.min(tl.where(orders == highest, tile * GROUPS + group_of(best_groups), LAST_ID))
         ids = best * GROUP + tl.arange(0, GROUP)
@@ -145,15 +158,12 @@ def finish_kernel(
         put_cut(summary, row, MINUS_INF, -1)
         log_mass = log_row_mass(maxima, sums, row_max)
         put(drawn, summary, row, token, 0, GREEDY, row_max, log_mass)
-        if columns is None:
-            tl.store(summary.rank + row, 1)
-        else:
+        if asks == 0:
             logprob = result_of(row_max, row_max, log_mass, temperature, RAW, LOGITS)
-            if wants & is_known:
-                put_column(columns, row, token, logprob, 1, row >= 0)
+            put_result(columns, all_columns, summary, row, token, logprob, 1, wants, is_told, num_top, ROOM)
         done = row >= 0
     if lists_it:
-        done, token = draw_from_list(
+        done, token, keeps = draw_from_list(
             rows,
             lists,
             drawn,
@@ -169,6 +179,8 @@ def finish_kernel(
             all_columns,
             wants & is_known,
             num_top,
+            is_told,
+            asks,
             (asks == 0) & (is_sure == 0),
             undecided,
             raw_log_mass,
@@ -178,11 +190,45 @@ def finish_kernel(
             ROOM,
             BLOCK,
         )
+        if RAW:
+            if asks:
+                # Where all threads are: behind more branches ptxas may come to it with a part of a warp.
+                tl.debug_barrier()
+        # Who asks for the cut has its rows read again.
+        keeps_list = keeps & (RAW or (columns is None and all_columns is None))
+    if (done == 0) & (keeps_list | (filtered == 0)):
+        best, keys, mass = race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE)
+        token = race_in_tile(rows, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
+        if filtered:
+            done, value, rank = wins_surely(lists, row, token, best, keys, noise, row_max, temperature, WIDE, ROOM)
+            if done:
+                put(drawn, summary, row, token, 0, LISTED, row_max, 0.0)
+                if asks == 0:
+                    tl.atomic_add(undecided, 1, sem="relaxed")
+                    logprob = result_of(value, row_max, raw_log_mass, temperature, RAW, LOGITS)
+                    put_result(columns, all_columns, summary, row, token, logprob, rank, wants, is_told, num_top, ROOM)
+                if RAW:
+                    tl.debug_barrier()
     if done:
         if RAW:
             if asks:
-                rank_by_raw(rows, states, tiles, lists, whole, columns, summary, state, row, token, LOGITS, T)
-                count_up(tiles.control + UNDECIDED)
+                rank_by_raw(
+                    rows,
+                    states,
+                    tiles,
+                    lists,
+                    whole,
+                    columns,
+                    all_columns,
+                    summary,
+                    state,
+                    row,
+                    token,
+                    num_top,
+                    LOGITS,
+                    T,
+                    ROOM,
+                )
         return
     if filtered:
         slot = tl.atomic_add(tiles.control + COUNT, 1)
@@ -191,14 +237,13 @@ def finish_kernel(
         asks_for = tl.where(wants, tl.where(is_known, 1, 2), 0)
         put_request(whole, slot, row, row_max, temperature, (top_k, top_p, min_p), key, asks_for)
         tl.store(summary.floats + row, row_max)
+        tl.store(summary.rank + row, unknown_rank)
         tl.store(summary.path + row, WHOLE)
-        tl.store(summary.rank + row, 0)
+        tl.debug_barrier()
     else:
-        best, mass = race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE)
-        token = race_in_tile(rows, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
         put_cut(summary, row, MINUS_INF, -1)
         put(drawn, summary, row, token, 0, TILES, row_max, tl.log(mass))
-        tl.store(summary.rank + row, 0)
+        tl.store(summary.rank + row, unknown_rank)
     # Raw ranks of rows that are read again come with their tokens.
     if wants & ((filtered == 0) | (RAW == 0)):
         ask_for_rank(tiles, whole, columns, summary, row)

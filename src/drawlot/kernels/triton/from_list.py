@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.column_values import put_column, put_columns, result_of
+from drawlot.kernels.triton.column_values import fit_a_list, put_column, put_columns, result_of
 from drawlot.kernels.triton.listing import (
     line_of,
     list_tokens,
@@ -19,6 +19,7 @@ from drawlot.kernels.triton.reduce import FIXED_POINT, element_of, of_fixed, sum
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import ALL_COLUMNS, LISTED, put
+from drawlot.kernels.triton.sure_winner import keeps_list
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, order_of
 
 _WITHOUT_TOP_K = tl.constexpr(64)
@@ -103,6 +104,8 @@ def draw_from_list(
     all_columns,
     has_column,
     num_top,
+    is_told,
+    asks,
     counts,
     undecided,
     raw_log_mass,
@@ -114,9 +117,12 @@ def draw_from_list(
 ):
     """Whether the list held all that the row keeps, and its token, which is stored then with its summary.
 
+    And whether the row surely keeps the list otherwise.
+
     begun: what `begin_list` returns; filters, key: what `filters_of` and `noise_key` of `states` return; row_mass: what
     `mass_for_top_p` does; has_column: whether columns, if there are any, are to have the token; num_top: how many top
-    tokens all_columns are to have; counts: whether to count the row in `undecided` as soon as the list decides it;
+    tokens all_columns are to have; is_told: they have all that they are to have already; asks: another
+    rank is told by others; counts: whether to count the row in `undecided` as soon as the list decides it;
     raw_log_mass: of the raw logits, if they have the same values.
     """
     listed, value, token = list_row(rows, None, lists, row, begun, ROOM, BLOCK)
@@ -125,7 +131,7 @@ def draw_from_list(
     # Early, where other work waits for memory.
     noises = noises_of_list(token, key, TARGET_TILE, TARGET_TOKEN, WIDE)
     done, rank, num_kept, total = cut_list(lists, row, begun[0], listed, value, token, z, mass, filters, row_mass, ROOM)
-    winner = tl.full([], -1, tl.int32)
+    winner, keeps = tl.full([], -1, tl.int32), row < 0
     if done:
         if counts:
             tl.atomic_add(undecided, 1, sem="relaxed")
@@ -147,14 +153,19 @@ def draw_from_list(
                 put_columns(all_columns, row, token, logprob, rank, num_top, winner)
                 tl.store(summary.rank + row, ALL_COLUMNS)
             else:
-                tl.store(summary.rank + row + token * 0, rank + 1, mask=token == winner)
-    return done, winner
+                # Who asks for another rank goes on to a barrier. Behind a store at the end of a branch ptxas may leave
+                # the threads of a warp apart, and the barrier then counts the warp when the first of them comes.
+                is_known = token == tl.where(asks, -1, winner)
+                tl.store(summary.rank + row + token * 0, tl.where(is_told, ALL_COLUMNS, rank + 1), mask=is_known)
+    else:
+        keeps = keeps_list(listed, total, row_mass, filters, ROOM)
+    return done, winner, keeps
 
 
 @triton.jit
 def _has_top(num_top, listed, line, columns, RAW: tl.constexpr, ROOM: tl.constexpr):
     """Whether a list that holds all that its row keeps has its top tokens; line: that tokens of the list reach."""
-    has_top = (num_top <= ROOM) & (columns.count <= ROOM + 1)
+    has_top = (num_top <= ROOM) & fit_a_list(columns, ROOM)
     if RAW:
         has_top = has_top & ((num_top <= listed) | (line == -LAST_ID))
     return has_top

@@ -47,7 +47,7 @@ def log_tile_masses(maxima, sums, row_max, temperature, WIDE: tl.constexpr):
 
 @triton.jit
 def race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE: tl.constexpr):
-    """The winning tile, and the row's mass (float32).
+    """The winning tile, the keys of all, and the row's mass (float32).
 
     maxima, sums: float32 [T], of kept tokens, the sums relative to the tile's maximum; 0 for a tile that keeps none;
     noise: of the tiles.
@@ -55,7 +55,7 @@ def race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE: tl.constexpr)
     log_mass, shift = log_tile_masses(maxima, sums, row_max, temperature, WIDE)
     tile = tl.arange(0, log_mass.shape[0])
     best, _ = first_largest(log_mass + noise, tile, tile)
-    return best, sum_of_masses(sums * tl.exp(shift.to(tl.float32)))
+    return best, log_mass + noise, sum_of_masses(sums * tl.exp(shift.to(tl.float32)))
 
 
 @triton.jit

@@ -3,10 +3,17 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.column_values import has_probability, law_of_row, load_as, put_column, result_of
+from drawlot.kernels.triton.column_values import (
+    has_probability,
+    law_of_row,
+    load_as,
+    put_result,
+    result_of,
+)
 from drawlot.kernels.triton.listing import comes_before, select_tiles
 from drawlot.kernels.triton.reduce import total_of
-from drawlot.kernels.triton.summary import COUNT_OF_RANKS
+from drawlot.kernels.triton.summary import COUNT_OF_RANKS, UNDECIDED
+from drawlot.kernels.triton.together import count_up
 from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, is_edited, order_of, value_of
 
 _GATHER = tl.constexpr(32)
@@ -17,9 +24,26 @@ _FEW = tl.constexpr(64)
 
 @triton.jit
 def rank_by_raw(
-    rows, states, tiles, lists, whole, columns, summary, state, row, token, LOGITS: tl.constexpr, T: tl.constexpr
+    rows,
+    states,
+    tiles,
+    lists,
+    whole,
+    columns,
+    all_columns,
+    summary,
+    state,
+    row,
+    token,
+    num_top,
+    LOGITS: tl.constexpr,
+    T: tl.constexpr,
+    ROOM: tl.constexpr,
 ):
-    """Tells the rank of an edited row's token among raw logits, and an only column; leaves it, if that takes long."""
+    """Tells the rank of an edited row's token among raw logits, and its column, if it wants one; or leaves the rank.
+
+    What takes long is left. Counts the row decided. columns, all_columns, num_top: as for `draw_from_list`.
+    """
     own = token + tl.arange(0, 1)
     x = tl.max(load_as(rows, row, own, own >= 0, True))
     tile = tl.arange(0, T)
@@ -28,15 +52,15 @@ def rank_by_raw(
     # Other threads have stored the law, and maybe a rank.
     tl.debug_barrier()
     if num_tiles <= _FEW:
+        # From here on it is known that nobody reads the row again.
+        tl.atomic_add(tiles.control + UNDECIDED, 1, sem="relaxed")
         law = law_of_row(states, summary, state, row, True)
         rank = 1 + count_in_tiles(rows, row, lists, num_tiles, x, token, law, True)
-        if columns is None:
-            tl.store(summary.rank + row, rank)
-        else:
-            logprob = result_of(x, law[0], law[1], law[2], True, LOGITS)
-            put_column(columns, row, token, logprob, rank, row >= 0)
+        logprob = result_of(x, law[0], law[1], law[2], True, LOGITS)
+        put_result(columns, all_columns, summary, row, token, logprob, rank, row >= 0, row < 0, num_top, ROOM)
     else:
         ask_for_rank(tiles, whole, columns, summary, row)
+        count_up(tiles.control + UNDECIDED)
 
 
 @triton.jit

@@ -3,25 +3,25 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.edit_kernels import lay_over, touched_words
+from drawlot.kernels.triton.edit_kernels import PART, begin_to_lay, lay_next
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.states import asked_of_scan
 from drawlot.kernels.triton.summary import UNDECIDED
 from drawlot.kernels.triton.values import (
     MINUS_INF,
+    TILE,
     grammar_masked,
+    is_bad,
     is_edited,
     laid_over,
     load_all_logits,
     order_of,
     slices_of,
-    touches,
-    with_new_values,
 )
 
 GROUP, GROUPS = tl.constexpr(4), tl.constexpr(32)
-WORDS = tl.constexpr(4)
-"""Of 32 tokens, that a tile has"""
+PARTS = tl.constexpr(8)
+"""Of `PART` tokens, that a tile has"""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -129,57 +129,88 @@ def scan_block(
             slot = tl.load(rows.edits_of.tables.slot_of + state)
             kind = 0
             if slot >= 0:
-                x, kind = _edited(rows, row, slot, tile, (item % NUM_BLOCKS) * TILES, ids, raw)
-                _put_tiles(rows, tiles, row, tile, logits, raw, x, scale, wants, True)
+                if tiles.raw_sums is not None:
+                    if wants:
+                        # First, since raw values that are kept beside edited ones would take too many registers.
+                        _put_raw_tiles(rows, tiles, row, tile, raw, tile_maxima(raw))
+                x, kind = _edited(rows, row, slot, (item % NUM_BLOCKS) * TILES, raw, ids)
+                _put_tiles(rows, tiles, row, tile, logits, x, scale)
             else:
-                _put_tiles(rows, tiles, row, tile, logits, raw, raw, scale, wants, False)
+                _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, wants)
             if item % NUM_BLOCKS == 0:
                 tl.store(rows.edits.kind + row, kind)
         elif rows.edits is not None:
             kind = tl.load(rows.edits.kind + row)
             if kind != 0:
-                x = laid_over(rows.edits, kind, rows, row, raw, ids, exists)
-                _put_tiles(rows, tiles, row, tile, logits, raw, x, scale, wants, True)
+                if tiles.raw_sums is not None:
+                    if wants:
+                        _put_raw_tiles(rows, tiles, row, tile, raw, tile_maxima(raw))
+                _put_tiles(
+                    rows, tiles, row, tile, logits, laid_over(rows.edits, kind, rows, row, raw, ids, exists), scale
+                )
             else:
-                _put_tiles(rows, tiles, row, tile, logits, raw, raw, scale, wants, False)
+                _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, wants)
         else:
-            _put_tiles(rows, tiles, row, tile, logits, raw, raw, scale, wants, False)
+            _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, wants)
 
 
 @triton.jit
-def _edited(rows, row, slot, tile, first, ids, raw):
-    """Raw values [M, 4, 32] of tiles [M] from the first on as edited, and the kind of the row; lays them over it, too.
+def _edited(rows, row, slot, first, raw, ids):
+    """Values of tiles from the first on of a row that a request edits, and its kind; lays them over the row, too.
 
     Other programs lay new values over other words: what these have is read by none before the scan ends.
     """
-    # Each thread loads the words that it needs, instead of waiting for what is laid.
-    words = tile[:, None, None] * WORDS + tl.arange(0, WORDS)[None, :, None]
-    touched = touched_words(rows.edits_of, row, slot, words)
-    kind = lay_over(rows, rows.edits_of, row, slot, first * WORDS + tl.arange(0, tile.shape[0] * WORDS))
-    tl.debug_barrier()
-    is_touched = (((touched >> (ids & 31)) & 1) != 0) & (ids < rows.vocab_size)
-    return with_new_values(rows.edits, kind, row, raw, ids, is_touched, is_touched), kind
+    TILES: tl.constexpr = raw.shape[0]
+    part = first * PARTS + tl.arange(0, TILES * PARTS)
+    kind, left, asked = begin_to_lay(rows, rows.edits_of, row, slot, part)
+    # Parts of the tokens among these, told so that a thread looks up four neighbours at once.
+    of_tile, of_slice, of_lane = tl.arange(0, TILES) * PARTS, tl.arange(0, 4) * (32 // PART), tl.arange(0, 32) // PART
+    place = of_tile[:, None, None] + of_slice[None, :, None] + of_lane[None, None, :]
+    place = place.reshape(TILES * TILE)
+    x = raw
+    if kind == 2:
+        x = tl.where(is_bad(raw), float("nan"), MINUS_INF)
+    while tl.max(left) != 0:
+        token, value, left = lay_next(rows, rows.edits_of, row, slot, asked, part, left)
+        # From thread to thread: what is laid over the row is far away.
+        token, value = tl.gather(token, place, 0).reshape(x.shape), tl.gather(value, place, 0).reshape(x.shape)
+        x = tl.where(token == ids, value, x)
+    return x, kind
 
 
 @triton.jit
-def _put_tiles(rows, tiles, row, tile, logits, raw, x, scale, wants, EDITED: tl.constexpr):
-    """Stores what `Tiles` holds of some tiles of values x, which edits have touched or not."""
+def _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, wants):
+    """Stores what `Tiles` holds of tiles of raw values."""
+    maxima = _put_tiles(rows, tiles, row, tile, logits, raw, scale)
+    if tiles.raw_sums is not None:
+        if wants & (scale != 1.0):
+            _put_raw_tiles(rows, tiles, row, tile, raw, maxima)
+
+
+@triton.jit
+def _put_tiles(rows, tiles, row, tile, logits, x, scale):
+    """Stores what `Tiles` holds of tiles of values x, but for raw ones, and returns their maxima."""
     LANES: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth
     maxima, best_groups = best_group(x)
     sums = tile_sums(x, maxima, scale)
-    if rows.bitmask is not None or EDITED:
-        # A mask hides a NaN from the sum, but not from the status of its row.
-        bad = tile_maxima(((logits != logits) | (logits == float("inf"))).to(tl.int32))
+    if rows.bitmask is not None or (rows.edits is not None and rows.edits_of is None):
+        # What hides a NaN from the sum does not from the status of its row.
+        bad = tile_maxima(is_bad(logits).to(tl.int32))
         sums = tl.where(bad != 0, float("nan"), sums)
     at, exists = row * tiles.stride + tile, tile < rows.num_tiles
     _put(tiles.maxima, at, maxima, exists, x, LANES)
     _put(tiles.sums, at, sums, exists, x, LANES)
     _put(tiles.best_groups, at, best_groups, exists, x, LANES)
-    if tiles.raw_sums is not None:
-        if wants & ((scale != 1.0) | EDITED | touches(rows.overlay, row)):
-            raw_maxima, _ = best_group(raw)
-            _put(tiles.raw_maxima, at, raw_maxima, exists, x, LANES)
-            _put(tiles.raw_sums, at, tile_sums(raw, raw_maxima, 1.0), exists, x, LANES)
+    return maxima
+
+
+@triton.jit
+def _put_raw_tiles(rows, tiles, row, tile, raw, maxima):
+    """Stores what raw logprobs need of tiles of raw values."""
+    LANES: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth
+    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
+    _put(tiles.raw_maxima, at, maxima, exists, raw, LANES)
+    _put(tiles.raw_sums, at, tile_sums(raw, maxima, 1.0), exists, raw, LANES)
 
 
 @triton.jit

@@ -109,6 +109,12 @@ def with_new_values(overlay, kind, row, x, ids, touched, mask):
 
 
 @triton.jit
+def is_bad(x):
+    """NaN and +inf, of which one makes a row's status."""
+    return (x != x) | (x == float("inf"))
+
+
+@triton.jit
 def is_edited(rows, row):
     """Whether edits beyond the bitmask may make the row's values differ from raw ones."""
     return touches(rows.edits, row) | touches(rows.overlay, row)

@@ -29,7 +29,7 @@ WHOLE_TILES, RANK_TILES = 32, 64
 """Tiles that a program reads at a time where it reads a whole row, and where it counts ranks"""
 LONG_ROOM = 8192
 """Tokens of a long list, at most"""
-MANY_PROGRAMS = 5000
+MANY_PROGRAMS = 9000
 """Of a scan of half-width logits: what each more takes to be set up early is not worth it; others wait for memory"""
 NUM_WARPS, MANY_WARPS = 8, 4
 """Of a program, and of one that finishes a row where there are more than run at once"""
@@ -41,8 +41,8 @@ def scan_warps(rows: Rows) -> int:
 
 
 def scan_registers(rows: Rows) -> int | None:
-    """Of its threads, at most: laying edits over a few rows would take more, which all others would find missing."""
-    return None if rows.edits is None else 64
+    """Of its threads, at most; None: as many as ptxas likes. What it spills for fewer, rows without edits pay, too."""
+    return 96 if rows.edits is not None and rows.logits.dtype.itemsize == 2 else None
 
 
 def sets_up_early(rows: Rows) -> bool:

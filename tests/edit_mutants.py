@@ -34,4 +34,6 @@ OF_LISTS = [
     KernelMutant("given ids forgotten", finish._num_top, "tl.where(first >= 0, ROOM + 1, num_top)", "num_top"),
     KernelMutant("top tokens as they lie", column_values.put_columns, "ids + 1 + rank, tl", "ids + 1 + rank * 0, tl"),
     KernelMutant("as many as the list has", column_values.put_columns, "rank < num_top", "rank > -1"),
+    KernelMutant("top tokens forgotten", column_values.put_result, "has_column & (num_top == 0) &", "has_column &"),
+    KernelMutant("rank of nobody", column_values.put_result, "tl.where(is_told, ALL_COLUMNS, rank)", "rank * 0 + 2"),
 ]

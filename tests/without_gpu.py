@@ -8,6 +8,8 @@ from pathlib import Path
 _CACHE = Path(__file__).parents[1] / ".triton_cache"
 """Of what has been compiled, for the next run"""
 _DRIVER = """
+from types import SimpleNamespace
+
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -17,27 +19,34 @@ class Driver:
     get_current_device = lambda self: 0
     get_current_stream = lambda self, device: 0
     get_current_target = lambda self: GPUTarget("cuda", 90, 32)
+    # The binary of a kernel is its handle's key in `loaded`.
+    utils = SimpleNamespace(load_binary=lambda name, *args: (None, loaded.append(name) or len(loaded), 0, 0, 0))
 
-class Kernel:
-    function, packed_metadata = 0, ()
-    def __init__(self, name): self.name = name
-    def run(self, *args):
-        launched.append(self.name)
+class Cuda:
+    def cuLaunchKernelEx(config, handle, parameters, extra):
+        launched.append(loaded[handle.value - 1])
         compiled_before.append(len(compiled))
+        given.append(parameters.value)
+        return 0
 
 driver.set_active(Driver())
-compiled, launched, compiled_before = [], [], []
+compiled, launched, compiled_before, loaded, given = [], [], [], [], []
 
 from drawlot import LogitsRows, RejectionSampler, Sampler, SamplingParams, SparseDraftLogits
 from drawlot.kernels import registry
-from drawlot.kernels.triton import sample
+from drawlot.kernels.triton import cuda_launch, sample
 registry.why_not = lambda *args: None
+cuda_launch._driver = lambda: Cuda
 sample.num_multiprocessors = lambda device: 32
 """
 _COUNTS = """
+parameters_of = cuda_launch.parameters_of
+cuda_launch.parameters_of = lambda kernel, *args: parameters_of(kernel, *args) if kernel.kernel else ([], 0)
+
 def count(self, key, *args, **kwargs):
     compiled.append(self.fn.__name__)
-    return self.device_caches[0][0].setdefault(key, Kernel(self.fn.__name__))
+    about = SimpleNamespace(name=self.fn.__name__, num_warps=1, shared=0, launch_pdl=False)
+    return self.device_caches[0][0].setdefault(key, SimpleNamespace(metadata=about, kernel=b""))
 
 JITFunction._do_compile = count
 """
@@ -45,12 +54,18 @@ _COMPILES = """
 _compile = JITFunction._do_compile
 
 def compile(self, key, *args, **kwargs):
-    binary = _compile(self, key, *args, **kwargs).asm["cubin"]
-    assert len(binary) > 1000
+    kernel = _compile(self, key, *args, **kwargs)
+    assert len(kernel.asm["cubin"]) > 1000
     compiled.append(self.fn.__name__)
-    # Nothing could load the binary.
-    kernel = self.device_caches[0][0][key] = Kernel(self.fn.__name__)
     return kernel
+
+JITFunction._do_compile = compile
+"""
+_COMPILES_ONE = """
+_compile = JITFunction._do_compile
+{}
+def compile(self, key, *args, **kwargs):
+    return _compile(self, key, *args, **kwargs) if self.fn.__name__ == "{}" else count(self, key)
 
 JITFunction._do_compile = compile
 """
@@ -64,15 +79,16 @@ import subprocess, tempfile, triton
 from pathlib import Path
 
 _compile = JITFunction._do_compile
-
+{}
 def disassemble(self, key, *args, **kwargs):
-    if self.fn.__name__ == "{}":
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(_compile(self, key, *args, **kwargs).asm["cubin"])
-            file.flush()
-            print(subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout)
-    kernel = self.device_caches[0][0][key] = Kernel(self.fn.__name__)
+    if self.fn.__name__ != "{}":
+        return count(self, key)
+    kernel = _compile(self, key, *args, **kwargs)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        print(subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout)
     return kernel
 
 JITFunction._do_compile = disassemble
@@ -91,7 +107,12 @@ def compiled(script: str) -> list[str]:
 
 def disassembled(script: str, kernel: str) -> str:
     """What ptxas makes of a kernel that a script compiles, which may do so in several forms."""
-    return _printed(_DRIVER + _DISASSEMBLES.format(kernel) + _OVERLAPS + script)
+    return _printed(_DRIVER + _DISASSEMBLES.format(_COUNTS, kernel) + _OVERLAPS + script)
+
+
+def printed(script: str, kernel: str) -> str:
+    """What a script prints; it may look at the arguments of a kernel, which `given` tells the places of."""
+    return _printed(_DRIVER + _COMPILES_ONE.format(_COUNTS, kernel) + _OVERLAPS + script)
 
 
 def _printed(script: str) -> str:

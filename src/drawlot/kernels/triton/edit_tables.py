@@ -12,8 +12,8 @@ from drawlot.kernels.requests import RequestEdits
 from drawlot.kernels.triton.arguments import EditTables, Emitted, Overlay, RowEdits
 from drawlot.kernels.triton.edit_flags import ALLOWED, BIASED, ENDS_BAD_WORD, MASKED, ONE, SEEN, STOPS
 from drawlot.kernels.triton.edit_kernels import LAID_PARTS, PART, bad_words_kernel, commit_kernel, lay_over_kernel
-from drawlot.kernels.triton.launch import Launch, Packed, pack
-from drawlot.kernels.triton.tensors import one_a_row, upload
+from drawlot.kernels.triton.launch import Launch, Packed, Template, pack
+from drawlot.kernels.triton.tensors import int64_a_row, one_a_row, upload
 from drawlot.kernels.triton.workspace import overlaps
 from drawlot.outputs import LogitsRows
 
@@ -118,7 +118,7 @@ class EditSlots:
         if not self._slots:
             return None
         columns = rows.expanded_idx_mapping, rows.positions, rows.local_positions, rows.input_ids
-        return pack(RowEdits(self._packed_tables, *(one_a_row(column, n) for column in columns)))
+        return self._template.packed(*[int64_a_row(column, n) for column in columns])
 
     def lay_over(self, n: int, packed_rows: Packed, edits: Packed | None) -> None:
         """Bring what edits make of n rows of logits to the overlay, which `packed_rows` has for its edits."""
@@ -218,6 +218,8 @@ class EditSlots:
 
     def _keep(self, tables: EditTables) -> None:
         self._tables, self._packed_tables = tables, pack(tables)
+        place = tables.slot_of
+        self._template = Template(RowEdits(self._packed_tables, *[place] * 4), *RowEdits._fields[1:])
         self._growths += 1
 
 

@@ -1,18 +1,22 @@
-"""Launches that do not pass through Triton's binder, which takes longer than everything else a launch costs."""
+"""Launches that pass neither through Triton's binder nor through its launcher, which take longer than the driver."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, dtype
 from triton import AsyncCompileMode
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from drawlot.kernels.triton.arguments import Lists, Rows, Tiles, Whole
+from drawlot.kernels.triton.cuda_launch import Function, PreparedLaunch
 
 # Of these, kernels know whether addresses and numbers are multiples of 16: their loads are wide, and a model or a
 # workspace always gives the same. Of all others they know nothing, since it may differ from call to call.
@@ -23,12 +27,12 @@ _MOST_PROGRAMS = 2**31 - 1
 class Packed(NamedTuple):
     """An argument of a kernel, good for any number of launches as long as its tensors live."""
 
-    argument: Any
+    argument: Callable[[], Any]
     """A tuple of tensors, numbers, None and such tuples; or one of these"""
     stand_in: Any
     """The same with nothing in it but what a compiled kernel depends on"""
-    raw: Any
-    """The same with addresses for tensors"""
+    numbers: NDArray[np.int64]
+    """All that is in it, one after the other, with addresses for tensors"""
     kind: int
     """Equal for equal stand-ins"""
 
@@ -41,13 +45,7 @@ class _Pointer:
         self.data_ptr = lambda: address
 
 
-class _Compiled(NamedTuple):
-    run: Callable[..., None]
-    function: int
-    metadata: Any
-
-
-_compiled: dict[Any, _Compiled] = {}
+_compiled: dict[Any, Function] = {}
 _pointers: dict[tuple[dtype, bool], _Pointer] = {}
 _kinds: dict[Any, int] = {}
 _only_compiles: ContextVar[bool] = ContextVar("_only_compiles", default=False)
@@ -64,10 +62,43 @@ def compiling_ahead() -> Iterator[None]:
         _only_compiles.reset(token)
 
 
+def rows_are_aligned(tensor: Tensor) -> bool:
+    """Whether wide loads may read them: all rows, so that a slice of a batch is like the whole."""
+    step = tensor.stride(0) * tensor.element_size() if tensor.ndim > 1 else 0
+    return (tensor.data_ptr() | step) % 16 == 0
+
+
 def pack(argument: Any) -> Packed:
     """An argument, packed; parts of it may be already."""
-    stand_in, raw = _parts(argument, known_multiple=True)
-    return Packed(argument, stand_in, raw, _kinds.setdefault(stand_in, len(_kinds)))
+    numbers: list[int] = []
+    stand_in = _stand_in(argument, numbers, known_multiple=True)
+    return Packed(lambda: argument, stand_in, np.array(numbers, np.int64), _kinds.setdefault(stand_in, len(_kinds)))
+
+
+class Template:
+    """What `pack` makes of a named tuple, of which only some fields change, and only in where their tensors lie."""
+
+    def __init__(self, argument: Any, *names: str) -> None:
+        """Pack the argument; of these fields, which are tensors, None or packed, nothing is kept."""
+        self._packed, self._names = pack(argument), names
+        self._others = argument._replace(**dict.fromkeys(names))
+        stops = list(accumulate(len(pack(field).numbers) for field in argument))
+        place_of = dict(zip(argument._fields, pairwise((0, *stops))))
+        self._places = [place_of[name] for name in names]
+
+    def packed(self, *fields: Tensor | Packed | None) -> Packed:
+        """The argument with these fields: of the types, and as well aligned, as those that it was made with."""
+        numbers = self._packed.numbers.copy()
+        for (start, stop), field in zip(self._places, fields):
+            if type(field) is Packed:
+                numbers[start:stop] = field.numbers
+            elif field is not None:
+                numbers[start] = field.data_ptr()
+
+        def argument() -> Any:
+            return self._others._replace(**dict(zip(self._names, fields)))
+
+        return Packed(argument, self._packed.stand_in, numbers, self._packed.kind)
 
 
 class Launch:
@@ -96,12 +127,10 @@ class Launch:
         # No call has more programs than the last form is for.
         self._forms = [(most, {**constants, **options}) for most, options in forms if most]
         self._forms.append((_MOST_PROGRAMS, constants))
-        self._compiled: dict[Any, _Compiled] = {}
-        if isinstance(kernel, JITFunction):
-            packed = [pack(argument) for argument in arguments]
-            self._stand_ins = tuple(argument.stand_in for argument in packed)
-            constexprs = (constants[name] for name in kernel.arg_names if name in constants)
-            self._raw = *(argument.raw for argument in packed), *constexprs
+        self._prepared: dict[Any, PreparedLaunch] = {}
+        packed = [pack(argument) for argument in arguments]
+        self._stand_ins = tuple(argument.stand_in for argument in packed)
+        self._numbers = np.concatenate([np.zeros(0, np.int64), *(argument.numbers for argument in packed)])
 
     def __call__(self, n: int, first: Packed, second: Packed) -> None:
         """Run the kernel for n rows on the current stream, with these two before the other arguments."""
@@ -119,27 +148,12 @@ class Launch:
             if programs <= most:
                 break
         key = device, first.kind, second.kind, most
-        compiled = self._compiled.get(key)
-        if compiled is None:
+        launch = self._prepared.get(key)
+        if launch is None:
             for size, constants in self._forms:
-                self._compiled[*key[:3], size] = self._compile(device, constants, first.stand_in, second.stand_in)
-            compiled = self._compiled[key]
-        stream = driver.active.get_current_stream(device)
-        # In the place of the three: metadata for profilers' hooks, and the hooks.
-        compiled.run(
-            programs,
-            1,
-            1,
-            stream,
-            compiled.function,
-            compiled.metadata,
-            None,
-            None,
-            None,
-            first.raw,
-            second.raw,
-            *self._raw,
-        )
+                self._prepared[*key[:3], size] = self._prepare(device, constants, first, second)
+            launch = self._prepared[key]
+        launch(programs, driver.active.get_current_stream(device), first.numbers, second.numbers)
 
     def _start_compiling(self, *first: Any) -> None:
         if isinstance(self._kernel, JITFunction):
@@ -147,53 +161,49 @@ class Launch:
                 options = _options(constants, first[0])
                 self._kernel.run(*first, *self._stand_ins, grid=(1,), warmup=True, **options)
 
-    def _compile(self, device: int, constants: dict[str, Any], *first: Any) -> _Compiled:
-        """By Triton, for stand-ins: neither batch size nor memory makes a difference."""
-        options = _options(constants, first[0])
-        key = self._kernel, device, *first, *self._stand_ins, *options.items()
+    def _prepare(self, device: int, constants: dict[str, Any], first: Packed, second: Packed) -> PreparedLaunch:
+        """Have it compiled by Triton, for stand-ins: neither batch size nor memory makes a difference."""
+        options = _options(constants, first.stand_in)
+        arguments = first.stand_in, second.stand_in, *self._stand_ins
+        key = self._kernel, device, *arguments, *options.items()
         if key not in _compiled:
-            kernel = self._kernel.run(*first, *self._stand_ins, grid=(1,), warmup=True, **options)
-            # `run` loads the kernel, and only then `function` is there.
-            run = kernel.run
-            _compiled[key] = _Compiled(run, kernel.function, kernel.packed_metadata)
-        return _compiled[key]
+            kernel = self._kernel.run(*arguments, grid=(1,), warmup=True, **options)
+            _compiled[key] = Function(kernel, len(arguments), device)
+        return PreparedLaunch(_compiled[key], len(first.numbers), len(second.numbers), self._numbers)
 
 
 def _options(constants: dict[str, Any], first: Any) -> dict[str, Any]:
     return {name: value(first) if callable(value) else value for name, value in constants.items()}
 
 
-def _parts(argument: Any, *, known_multiple: bool) -> tuple[Any, Any]:
-    """Stand-in and raw form."""
+def _stand_in(argument: Any, numbers: list[int], *, known_multiple: bool) -> Any:
+    """Of an argument, of which all that is in it is added to `numbers`."""
+    if isinstance(argument, Packed):
+        numbers.extend(argument.numbers.tolist())
+        return argument.stand_in
+    if isinstance(argument, tuple):
+        known = isinstance(argument, _KNOWN_MULTIPLES)
+        return type(argument)(*[_stand_in(part, numbers, known_multiple=known) for part in argument])
     if argument is None:
-        return None, None
+        numbers.append(0)
+        return None
     if isinstance(argument, Tensor):
         address = argument.data_ptr()
-        key = argument.dtype, known_multiple and _rows_are_aligned(argument, address)
+        numbers.append(address)
+        key = argument.dtype, known_multiple and rows_are_aligned(argument)
         pointer = _pointers.get(key)
         if pointer is None:
             pointer = _pointers[key] = _Pointer(key[0], 16 if key[1] else 1)
-        return pointer, address
-    if isinstance(argument, int):
-        # 1 is compiled as a constant, and what does not fit 32 bits as 64.
-        number = 1 if known_multiple and argument == 1 else 16 if known_multiple and argument % 16 == 0 else 3
-        return (number if argument < 2**31 else number + 2**32), argument
-    if isinstance(argument, Packed):
-        return argument.stand_in, argument.raw
-    known = isinstance(argument, _KNOWN_MULTIPLES)
-    stand_ins, raw = zip(*[_parts(part, known_multiple=known) for part in argument])
-    return type(argument)(*stand_ins), raw
-
-
-def _rows_are_aligned(tensor: Tensor, address: int) -> bool:
-    """All rows, so that a slice of a batch is like the whole."""
-    step = tensor.stride(0) * tensor.element_size() if tensor.ndim > 1 else 0
-    return (address | step) % 16 == 0
+        return pointer
+    numbers.append(argument)
+    # 1 is compiled as a constant, and what does not fit 32 bits as 64.
+    number = 1 if known_multiple and argument == 1 else 16 if known_multiple and argument % 16 == 0 else 3
+    return number if argument < 2**31 else number + 2**32
 
 
 def _unpacked(argument: Any) -> Any:
     if isinstance(argument, Packed):
-        return _unpacked(argument.argument)
+        return _unpacked(argument.argument())
     if isinstance(argument, tuple):
         return type(argument)(*map(_unpacked, argument))
     return argument

@@ -1,6 +1,8 @@
 """The numbers of requests in permanent places on the device, and how the host writes them."""
 
+import weakref
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,8 +34,9 @@ class StateTable:
         self.table[SLOT] = -1
         self.table[ASKED] = _BITS_OF_ONE
         self._packed = pack(self.table)
-        self._write = Launch(write_kernel, lambda n: n, max_num_reqs, NUM_FIELDS=NUM_FIELDS, BLOCK=_BLOCK)
+        self._write = Launch(write_kernel, _num_writers, max_num_reqs, NUM_FIELDS=NUM_FIELDS, BLOCK=_BLOCK)
         self._sent: deque[_Staging] = deque()
+        weakref.finalize(self, _keep_unread, self._sent)
         self._start_staging()
 
     def add_request(self, req_idx: int, request: Request, slot: int) -> None:
@@ -64,9 +67,8 @@ class StateTable:
         if count == 0:
             return
         refuse_capture(self.table, "writes are staged: call apply_staged_writes() before the capture")
-        self._staging.lines[0, 0] = count
-        self._write(triton.cdiv(count, _BLOCK), self._staging.packed, self._packed)
-        self._staging.send()
+        self._staging.send(count)
+        self._write(count, self._staging.packed, self._packed)
         self._sent.append(self._staging)
         self._start_staging()
 
@@ -85,44 +87,74 @@ class StateTable:
         return self._staging.lines[line, 1:]
 
 
+def _num_writers(count: int) -> int:
+    """Programs that write so many staged columns."""
+    return -(-count // _BLOCK)
+
+
+class Staging(NamedTuple):
+    """What `write_kernel` reads, in memory of the host."""
+
+    lines: Tensor
+    """int64 [1 + S, 1 + NUM_FIELDS]: the number of lines that count; then a state and its fields each"""
+    done: Tensor
+    """int64 [programs]: 1 where one has read its lines"""
+
+
 class _Staging:
-    """Memory of the host that kernels read: the number of lines, then lines of a state and its fields."""
+    """Memory of the host that kernels read, and in which they say that they have; an event takes the host longer."""
 
     def __init__(self, table: Tensor) -> None:
-        shape = table.shape[1] + 1, 1 + NUM_FIELDS
-        self._memory = torch.zeros(shape, dtype=torch.int64, pin_memory=table.is_cuda)
-        self.lines: NDArray[np.int64] = self._memory.numpy()
-        self.packed = pack(self._memory)
-        self._event = torch.cuda.Event() if table.is_cuda else None
+        num_states = table.shape[1]
 
-    def send(self) -> None:
-        """To be called once the kernel that reads it is launched."""
-        if self._event is not None:
-            self._event.record()
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, pin_memory=table.is_cuda)
+
+        staging = Staging(zeros(1 + num_states, 1 + NUM_FIELDS), zeros(_num_writers(num_states)))
+        self.lines: NDArray[np.int64] = staging.lines.numpy()
+        self._done: NDArray[np.int64] = staging.done.numpy()
+        self._num_writers = 0
+        self.packed = pack(staging)
+
+    def send(self, count: int) -> None:
+        """To be called before the kernel that reads so many lines is launched."""
+        self.lines[0, 0], self._num_writers = count, _num_writers(count)
+        self._done[:] = 0
 
     def is_read(self) -> bool:
         """Whether the device has no more to do with it."""
-        return self._event is None or self._event.query()
+        return 0 not in self._done[: self._num_writers].tolist()
+
+
+_unread: list[_Staging] = []
+
+
+def _keep_unread(sent: deque[_Staging]) -> None:
+    """Of a table that is gone: nobody else is given memory that a kernel has yet to read and to write `done` in."""
+    _unread[:] = [staging for staging in (*_unread, *sent) if not staging.is_read()]
 
 
 @triton.jit
 def write_kernel(staging, table, num_states, NUM_FIELDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Program: BLOCK staged columns, which are lines of the staging memory. num_states: columns of the table."""
+    """Program: BLOCK staged columns, which are lines of `Staging`. num_states: columns of the table."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     # All at once, the number of lines too: the host's memory is far away.
-    count, exists = tl.load(staging), at < num_states
-    line = staging + (1 + at) * (1 + NUM_FIELDS)
+    count, exists = tl.load(staging.lines), at < num_states
+    line = staging.lines + (1 + at) * (1 + NUM_FIELDS)
     state = tl.load(line, mask=exists, other=0)
     field = tl.arange(0, _FIELDS)[None, :]
     numbers = tl.load(line[:, None] + 1 + field, mask=exists[:, None] & (field < NUM_FIELDS), other=0)
     temperature = tl.load(line + 1, mask=exists, other=0).to(tl.float64, bitcast=True)
     top_k = tl.load(line + 1 + _TOP_K, mask=exists, other=0)
     wanted = tl.load(line + 1 + _WANTED, mask=exists, other=0)
-    # A sampler may be gone before this runs, and its memory another's: then nothing is written outside of the table.
+    # Whatever the host's memory holds, nothing is written outside of the table.
     is_staged = (at < count) & (state >= 0) & (state < num_states)
     tl.store(table + field * num_states + state[:, None], numbers, mask=is_staged[:, None] & (field < NUM_FIELDS))
     asked = table + NUM_FIELDS * num_states
     tl.store(asked + state, bits_for_scan(temperature, top_k, wanted), mask=is_staged)
+    # What a thread stores it has read: behind the barrier nobody waits for a line, and the host may write there.
+    tl.debug_barrier()
+    tl.store(staging.done + tl.program_id(0), 1)
 
 
 def asked_of(floats: Tensor, ints: Tensor, wanted: Tensor | None) -> Tensor:

@@ -1,5 +1,6 @@
 """Draws for requests in tables on the device, in memory of its own: a step allocates nothing and waits for nothing."""
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import count, product
 from typing import NamedTuple
@@ -14,11 +15,11 @@ from drawlot.kernels.requests import Request, RequestEdits
 from drawlot.kernels.triton.all_tokens import put_many_top_tokens
 from drawlot.kernels.triton.arguments import Columns, Drawn, Rows, States, Wanted
 from drawlot.kernels.triton.edit_tables import EditSlots
-from drawlot.kernels.triton.launch import Launch, compiling_ahead, pack
+from drawlot.kernels.triton.launch import Launch, Packed, Template, compiling_ahead, rows_are_aligned
 from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.sample import launches_of_draw
 from drawlot.kernels.triton.state_table import ASKED, FIRST_INT, NUM_TOP, SLOT, WANTED, StateTable
-from drawlot.kernels.triton.tensors import one_a_row, refuse_capture, upload
+from drawlot.kernels.triton.tensors import adjacent, int64_a_row, refuse_capture, upload
 from drawlot.kernels.triton.workspace import ROOM, Workspace, edited_rows
 from drawlot.outputs import LogitsRows
 from drawlot.params import MAX_LOGPROB_TOKEN_IDS
@@ -36,12 +37,12 @@ class _Plan(NamedTuple):
 
 
 class _Most(NamedTuple):
-    """Of the requests alive."""
+    """What a request asks for, or all that are alive at most."""
 
     top: int
-    """Top tokens of one, at most"""
+    """Top tokens"""
     columns: int
-    """Of logprobs, at most; 0: nobody wants any"""
+    """Of logprobs; 0: nobody wants any"""
 
 
 class StepSampler:
@@ -57,17 +58,22 @@ class StepSampler:
         self._wide = wide
         self._numbers = StateTable(max_num_reqs, device)
         table = self._numbers.table
+        self._device = table.device
         self._floats, self._ints = table[:FIRST_INT].view(torch.float64), table[FIRST_INT:]
         self._edits = EditSlots(table[SLOT], vocab_size)
         self._wanted = Wanted(table[WANTED], table[NUM_TOP], table.new_empty((max_num_reqs, 0)), 0)
-        # Of live requests that want logprobs: how many top tokens, and how many ids instead.
-        self._num_top: dict[int, int] = {}
-        self._num_ids: dict[int, int] = {}
+        # Of live requests that want logprobs: what each asks for, and how many ask for that.
+        self._asks: dict[int, _Most] = {}
+        self._num_asking: Counter[_Most] = Counter()
         self._most: _Most | None = None
+        self._with_ids: set[int] = set()
         self._filtered: set[int] = set()
         self._read_whole: set[int] = set()
         self._serials = count()
         self._plans: dict[tuple[int, bool], _Plan] = {}
+        self._templates: dict[Hashable, Template] = {}
+        place = self._numbers.table[ASKED]
+        self._states_template = Template(self._states_of(place, place), "index", "positions")
         self._reserve_rows(max_num_reqs)
 
     def add_request(self, req_idx: int, request: Request) -> None:
@@ -78,24 +84,30 @@ class StepSampler:
             self._filtered.add(req_idx)
         if _is_read_whole(request):
             self._read_whole.add(req_idx)
+        ids = request.logprob_token_ids
         if request.num_top is not None:
-            self._num_top[req_idx], self._most = request.num_top, None
-        if request.logprob_token_ids:
+            asked = self._asks[req_idx] = _Most(request.num_top, 1 + max(request.num_top, len(ids)))
+            self._num_asking[asked] += 1
             self._most = None
-            self._num_ids[req_idx] = len(request.logprob_token_ids)
-            self._write_token_ids(req_idx, request.logprob_token_ids)
+        if ids:
+            self._with_ids.add(req_idx)
+            self._write_token_ids(req_idx, ids)
 
     def remove_request(self, req_idx: int) -> None:
         """Forget a request."""
         self._numbers.remove_request(req_idx)
         self._edits.remove_request(req_idx)
-        if self._num_top.pop(req_idx, None) is not None:
+        asked = self._asks.pop(req_idx, None)
+        if asked is not None:
+            self._num_asking[asked] -= 1
+            if not self._num_asking[asked]:
+                del self._num_asking[asked]
             self._most = None
+        if req_idx in self._with_ids:
+            self._with_ids.remove(req_idx)
+            self._wanted.token_ids[req_idx].fill_(-1)
         self._filtered.discard(req_idx)
         self._read_whole.discard(req_idx)
-        if self._num_ids.pop(req_idx, None) is not None:
-            self._most = None
-            self._wanted.token_ids[req_idx].fill_(-1)
 
     def apply_staged_writes(self) -> None:
         """Bring added requests to the device."""
@@ -134,7 +146,7 @@ class StepSampler:
             outputs = plan.outputs[n] = _first(n, plan)
         if n:
             with torch.cuda.device_of(logits):
-                self._draw(plan, outputs, rows, self._rows(logits, bitmask), self._states(rows, n))
+                self._draw(plan, outputs, rows, logits, bitmask)
         return outputs
 
     def commit(self, idx_mapping: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
@@ -162,29 +174,56 @@ class StepSampler:
             self.remove_request(0)
 
     def _rows(self, logits: Tensor, bitmask: Tensor | None) -> Rows:
-        for name, tensor in (("logits", logits), ("allowed_bitmask", bitmask)):
-            if tensor is not None and tensor.device != self._floats.device:
-                raise InputError(f"{name}: must lie on {self._floats.device}; got {tensor.device}")
+        logits, bitmask = self._readable(logits, bitmask)
         return edited_rows(logits, self._vocab_size, bitmask, self._edits.overlay)
 
+    def _readable(self, logits: Tensor, bitmask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Both, copied where columns are not adjacent."""
+        for name, tensor in (("logits", logits), ("allowed_bitmask", bitmask)):
+            if tensor is not None and tensor.device != self._device:
+                raise InputError(f"{name}: must lie on {self._device}; got {tensor.device}")
+        return adjacent(logits), None if bitmask is None else adjacent(bitmask)
+
+    def _packed_rows(self, logits: Tensor, bitmask: Tensor | None, edits: Packed | None) -> Packed:
+        """What `_rows` makes of them, packed; whatever makes a difference but for their places is in the key."""
+        logits, bitmask = self._readable(logits, bitmask)
+        of_bitmask = None if bitmask is None else (bitmask.stride(0), rows_are_aligned(bitmask))
+        of_edits = None if edits is None else (edits.kind, self._edits.capture_key)
+        key = logits.dtype, logits.stride(0), rows_are_aligned(logits), of_bitmask, of_edits
+        template = self._templates.get(key)
+        if template is None:
+            rows = self._rows(logits, bitmask)._replace(edits_of=edits)
+            template = self._templates[key] = Template(rows, "logits", "bitmask", "edits_of")
+        return template.packed(logits, bitmask, edits)
+
     def _states(self, rows: LogitsRows, n: int) -> States:
-        index, positions = one_a_row(rows.expanded_idx_mapping, n), one_a_row(rows.positions, n)
+        return self._states_of(int64_a_row(rows.expanded_idx_mapping, n), int64_a_row(rows.positions, n))
+
+    def _states_of(self, index: Tensor, positions: Tensor) -> States:
         asked = self._numbers.table[ASKED]
         return States(self._floats, self._ints, asked, len(asked), index, positions, None)
 
-    def _draw(self, plan: _Plan, outputs: SampledRows, of_step: LogitsRows, rows: Rows, states: States) -> None:
-        n, edits = len(outputs.token_ids), self._edits.edits_of(len(outputs.token_ids), of_step)
-        packed_rows, packed_states = pack(rows._replace(edits_of=edits)), pack(states)
-        self._edits.find_bad_words(n, packed_rows, edits)
+    def _packed_states(self, rows: LogitsRows, n: int) -> Packed:
+        """What `_states` makes of them, packed."""
+        columns = rows.expanded_idx_mapping, rows.positions
+        return self._states_template.packed(*[int64_a_row(column, n) for column in columns])
+
+    def _draw(
+        self, plan: _Plan, outputs: SampledRows, of_step: LogitsRows, logits: Tensor, bitmask: Tensor | None
+    ) -> None:
+        n = len(outputs.token_ids)
+        edits = self._edits.edits_of(n, of_step)
+        rows, states = self._packed_rows(logits, bitmask, edits), self._packed_states(of_step, n)
+        self._edits.find_bad_words(n, rows, edits)
         for launch in plan.launches:
-            launch(n, packed_rows, packed_states)
+            launch(n, rows, states)
         max_top = self._asked().top
         if max_top > ROOM and outputs.logprobs is not None:
-            index = states.index.clamp(min=0)
+            index = of_step.expanded_idx_mapping.clamp(min=0)
             wanted, num_top = self._wanted.wanted[index] != 0, self._wanted.num_top[index]
             put_many_top_tokens(
-                rows,
-                states,
+                rows.argument(),
+                states.argument(),
                 LogprobsWanted(self._mode, wanted, num_top, self._wanted.token_ids[index], max_top),
                 Drawn(outputs.token_ids, outputs.status),
                 self._work.summary,
@@ -215,9 +254,10 @@ class StepSampler:
     def _asked(self) -> _Most:
         """What live requests ask for, found anew where one has come or gone that wants logprobs."""
         if self._most is None:
-            top = max(self._num_top.values(), default=0)
-            columns = 1 + max(top, *self._num_ids.values(), 0) if self._num_top else 0
-            self._most = _Most(top, columns)
+            each = self._num_asking
+            self._most = _Most(
+                max((asked.top for asked in each), default=0), max((asked.columns for asked in each), default=0)
+            )
         return self._most
 
     def _new_plan(self, num_columns: int, *, reads_whole: bool) -> _Plan:

@@ -17,6 +17,17 @@ def one_a_row(tensor: Tensor, n: int) -> Tensor:
     return tensor.contiguous()
 
 
+def int64_a_row(tensor: Tensor, n: int) -> Tensor:
+    """The same of numbers of 64 bits; others are copied."""
+    column = one_a_row(tensor, n)
+    return column if column.dtype == torch.int64 else column.to(torch.int64)
+
+
+def adjacent(tensor: Tensor) -> Tensor:
+    """A matrix whose columns are adjacent; its rows may lie apart."""
+    return tensor if tensor.stride(1) == 1 else tensor.contiguous()
+
+
 def upload(host: Tensor, device: torch.device) -> Tensor:
     """A copy on the device, without a wait: torch does not reuse pinned memory before the device has read it."""
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

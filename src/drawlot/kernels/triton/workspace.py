@@ -14,6 +14,7 @@ from drawlot.kernels.triton.likely_cut import NUM_BINS
 from drawlot.kernels.triton.one_read import NUM_COUNTS
 from drawlot.kernels.triton.proposal import RECORD
 from drawlot.kernels.triton.ranges import NUM_RANGES, NUM_SUMS
+from drawlot.kernels.triton.tensors import adjacent
 
 SCAN_TILES = 16
 """Tiles that a program of the scan reads"""
@@ -158,12 +159,10 @@ def rows_of(logits: Tensor, edits: Edits) -> Rows:
 
 def edited_rows(logits: Tensor, vocab_size: int, bitmask: Tensor | None, edits: Overlay | None) -> Rows:
     """What the kernels read of logits [N, >= V]; copies only what has columns that are not adjacent."""
-    if logits.stride(1) != 1:
-        logits = logits.contiguous()
+    logits = adjacent(logits)
     bitmask_stride = 0
     if bitmask is not None:
-        if bitmask.stride(1) != 1:
-            bitmask = bitmask.contiguous()
+        bitmask = adjacent(bitmask)
         bitmask_stride = bitmask.stride(0)
     num_tiles = triton.cdiv(vocab_size, TILE)
     return Rows(logits, logits.stride(0), vocab_size, num_tiles, bitmask, bitmask_stride, edits, None)

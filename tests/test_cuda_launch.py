@@ -1,0 +1,77 @@
+"""The CUDA driver finds the arguments of kernels where launches say."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from drawlot.kernels.triton.arguments import Overlay, RowEdits, Rows
+from drawlot.kernels.triton.launch import Packed, Template, pack
+from tests.without_gpu import printed
+
+STEPS = """
+import ctypes
+V, most = 1000, 40
+sampler = Sampler(most, V, backend="triton")
+for i in range(most):
+    sampler.add_request(i, SamplingParams(seed=i, {}), [1, 2, 3])
+index, memory = torch.arange(most), torch.zeros(most + 8, V + 24)
+asked = sampler._steps._numbers.table[-1]
+floats, ints = sampler._steps._floats, sampler._steps._ints
+seen = set()
+for step, n in enumerate((1, 3, 16, 3, 40)):
+    logits, positions, which = memory[step : step + n], (index + step)[:n], index.clone()[:n]
+    rows = LogitsRows(which, which, positions, positions, positions, index)
+    launched.clear(), given.clear()
+    sampler(logits, rows)
+    at = given[launched.index("scan_kernel")]
+    numbers = [ctypes.c_int64.from_address(where).value for where in (ctypes.c_int64 * {}).from_address(at)]
+    # What Triton adds.
+    assert numbers[-2:] == [0, 0]
+    assert launched[0] == ("write_kernel" if step == 0 else "scan_kernel")
+    # `Rows` without what is constant: logits, stride, V, tiles, the bitmask's stride; then edits; then `States`.
+    assert numbers[:5] == [logits.data_ptr(), V + 24, V, 8, 0], numbers
+    states = [tensor.data_ptr() for tensor in (floats, ints, asked)] + [most, which.data_ptr(), positions.data_ptr()]
+    found = [i for i in range(len(numbers)) if numbers[i : i + 6] == states]
+    assert len(found) == 1, (numbers, states)
+    seen.add((logits.data_ptr(), which.data_ptr()))
+print(len(seen), found[0])
+"""
+
+
+@pytest.mark.parametrize(("asks", "place", "count"), [("top_k=9", 5, 18), ("logit_bias={3: 1.0}", 27, 40)])
+def test_the_driver_is_given_the_arguments_of_each_step(asks: str, place: int, count: int) -> None:
+    num_seen, found = map(int, printed(STEPS.format(asks, count), "scan_kernel").split())
+    assert num_seen == 5
+    assert found == place
+
+
+def rows_of(first: int, *, masked: bool, edited: bool) -> Rows:
+    """Some rows of the same memory."""
+    logits, bitmask = torch.zeros(8, 64)[first:], torch.zeros(8, 4, dtype=torch.int32)[first:]
+    numbers = torch.zeros(8, dtype=torch.int64)[first:]
+    edits = pack(RowEdits(pack(torch.zeros(3)), numbers, numbers, numbers, numbers)) if edited else None
+    lines = torch.zeros(8, 64, dtype=torch.int32)
+    overlay = Overlay(lines[0], lines, torch.zeros(8, 64), 2, 64) if edited else None
+    return Rows(logits, 64, 64, 1, bitmask if masked else None, 4 * masked, overlay, None, edits)
+
+
+@pytest.mark.parametrize("edited", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_template_packs_as_if_nothing_were_known(masked: bool, edited: bool) -> None:
+    given = rows_of(0, masked=masked, edited=edited)
+    template = Template(given, "logits", "bitmask", "edits_of")
+    for first in (0, 2, 5):
+        other = rows_of(first, masked=masked, edited=edited)
+        fields = other.logits, other.bitmask, other.edits_of
+        expected = pack(given._replace(logits=fields[0], bitmask=fields[1], edits_of=fields[2]))
+        packed = template.packed(*fields)
+        assert packed.numbers.tolist() == expected.numbers.tolist()
+        assert (packed.kind, packed.stand_in) == (expected.kind, expected.stand_in)
+        assert isinstance(packed, Packed)
+        assert packed.argument()[:5] == expected.argument()[:5]
+        assert packed.argument().edits_of is fields[2]
+
+
+def test_a_template_keeps_no_logits() -> None:
+    template = Template(rows_of(0, masked=True, edited=False), "logits", "bitmask", "edits_of")
+    assert template._others[:5] == (None, 64, 64, 1, None)

@@ -37,6 +37,17 @@ for step, n in enumerate((1, 3, 16, 3, 40)):
 print(len(seen), found[0])
 """
 
+CHANGED = """
+_load = cuda_launch._sizes_of_parameters
+def changed(handle):
+    told and {}
+    return _load(handle)
+cuda_launch._sizes_of_parameters = changed
+import sys
+sys.excepthook = lambda kind, error, where: (print(error, flush=True), os._exit(0))
+import os
+"""
+
 
 @pytest.mark.parametrize(("asks", "place", "count"), [("top_k=9", 5, 18), ("logit_bias={3: 1.0}", 27, 40)])
 def test_the_driver_is_given_the_arguments_of_each_step(asks: str, place: int, count: int) -> None:
@@ -75,3 +86,9 @@ def test_a_template_packs_as_if_nothing_were_known(masked: bool, edited: bool) -
 def test_a_template_keeps_no_logits() -> None:
     template = Template(rows_of(0, masked=True, edited=False), "logits", "bitmask", "edits_of")
     assert template._others[:5] == (None, 64, 64, 1, None)
+
+
+@pytest.mark.parametrize("change", ["told.pop(0)", "told.append(4)", "told.extend([8] * 3)", "told.clear()"])
+def test_other_arguments_than_those_known_are_refused(change: str) -> None:
+    script = STEPS.format("top_k=9", 18).replace("import ctypes", f"import ctypes\n{CHANGED}".format(change), 1)
+    assert printed(script, "scan_kernel").startswith("scan_kernel: this version of Triton passes arguments in an")

@@ -4,7 +4,6 @@ Triton's launcher is given each argument of each launch as a Python object, and 
 """
 
 import ctypes
-import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -16,9 +15,10 @@ from triton.runtime import driver
 # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and CUDA_ERROR_INVALID_CONTEXT.
 _OVERLAPS, _NO_CONTEXT = 6, 201
 _WARP = 32
-_PARAMETER = re.compile(r"\.param \.[a-z](\d+)")
 _BYTES = 8
 """Of a place for an argument; of a number of 32 bits the low half is read"""
+_ADDED = 4
+"""Zeros at the end, for places of memory that Triton adds and these kernels do not need: so far two"""
 
 
 class _Attribute(ctypes.Structure):
@@ -56,10 +56,18 @@ class Function:
         """
         about = kernel.metadata
         self.name: str = about.name
-        self.places, self.num_hidden = parameters_of(kernel, num_arguments)
+        types = [each for argument in list(kernel.src.signature.values())[:num_arguments] for each in _leaves(argument)]
+        self.places = [place for place, type_ in enumerate(types) if type_ != "constexpr"]
         _, self.handle, *_ = driver.active.utils.load_binary(self.name, kernel.kernel, about.shared, device)
         self.threads, self.shared_bytes = _WARP * about.num_warps, about.shared
         self.overlaps = bool(about.launch_pdl)
+        expected = [_BYTES if types[place].startswith("*") else int(types[place][1:]) // 8 for place in self.places]
+        sizes = _sizes_of_parameters(self.handle)
+        added = [] if sizes is None else sizes[len(expected) :]
+        as_expected = sizes is None or sizes[: len(expected)] == expected
+        needs_memory = about.global_scratch_size or about.profile_scratch_size
+        if not as_expected or added != [_BYTES] * len(added) or len(added) > _ADDED or needs_memory:
+            raise RuntimeError(f"{self.name}: this version of Triton passes arguments in an unknown way: {sizes}")
 
 
 class PreparedLaunch:
@@ -75,10 +83,9 @@ class PreparedLaunch:
             others: int64, the numbers of the others.
         """
         self._function = function
-        hidden = np.zeros(function.num_hidden, np.int64)
-        values = np.concatenate((np.zeros(num_first + num_second, np.int64), others, hidden))
+        values = np.concatenate((np.zeros(num_first + num_second, np.int64), others, np.zeros(_ADDED, np.int64)))
         self._first, self._second = values[:num_first], values[num_first : num_first + num_second]
-        places = np.array([*function.places, *range(len(values) - len(hidden), len(values))])
+        places = np.array([*function.places, *range(len(values) - _ADDED, len(values))])
         # Both arrays live as long as this; the driver is given where they are.
         self._parameters = values.ctypes.data + _BYTES * places
         self._attribute = _Attribute(id=_OVERLAPS)
@@ -114,31 +121,24 @@ class PreparedLaunch:
             raise RuntimeError(f"{self._function.name}: the CUDA driver refuses the launch: {_told(error)}")
 
 
-def parameters_of(kernel: Any, num_arguments: int) -> tuple[list[int], int]:
-    """Which numbers of the arguments, one after the other, a compiled kernel takes; and how many Triton adds, all 0.
-
-    Raises:
-        RuntimeError: Others than its code says.
-    """
-    types = [each for argument in list(kernel.src.signature.values())[:num_arguments] for each in _leaves(argument)]
-    places = [place for place, type_ in enumerate(types) if type_ != "constexpr"]
-    entry = kernel.asm["ptx"].partition(".entry")[2].partition(")")[0]
-    bits = [int(each) for each in _PARAMETER.findall(entry)]
-    known = [64 if types[place].startswith("*") else int(types[place][1:]) for place in places]
-    about = kernel.metadata
-    needs_memory = about.global_scratch_size or about.profile_scratch_size
-    hidden = bits[len(known) :]
-    if bits[: len(known)] != known or any(each != 64 for each in hidden) or needs_memory or about.num_ctas != 1:
-        raise RuntimeError(f"{about.name}: this version of Triton passes arguments in a way that is not known: {bits}")
-    return places, len(hidden)
-
-
 def _leaves(argument: Any) -> Iterator[str]:
     if isinstance(argument, tuple):
         for part in argument:
             yield from _leaves(part)
     else:
         yield argument
+
+
+def _sizes_of_parameters(handle: int) -> list[int] | None:
+    """In bytes; None: drivers before CUDA 12.4 do not tell."""
+    tell = getattr(_driver(), "cuFuncGetParamInfo", None)
+    if tell is None:
+        return None
+    offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+    sizes: list[int] = []
+    while tell(ctypes.c_void_p(handle), len(sizes), ctypes.byref(offset), ctypes.byref(size)) == 0:
+        sizes.append(size.value)
+    return sizes
 
 
 @cache

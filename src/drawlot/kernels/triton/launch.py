@@ -90,7 +90,7 @@ class Template:
         """The argument with these fields: of the types, and as well aligned, as those that it was made with."""
         numbers = self._packed.numbers.copy()
         for (start, stop), field in zip(self._places, fields):
-            if type(field) is Packed:
+            if isinstance(field, Packed):
                 numbers[start:stop] = field.numbers
             elif field is not None:
                 numbers[start] = field.data_ptr()

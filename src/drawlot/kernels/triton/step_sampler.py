@@ -136,16 +136,16 @@ class StepSampler:
 
     def sample(self, logits: Tensor, rows: LogitsRows, bitmask: Tensor | None) -> SampledRows:
         """Draw a token for each row of logits [N, >= V]; the next call overwrites what is returned."""
-        self.apply_staged_writes()
         n = len(logits)
-        if n > self._max_rows:
-            self._reserve_rows(triton.next_power_of_2(n))
-        plan = self._plan()
-        outputs = plan.outputs.get(n)
-        if outputs is None:
-            outputs = plan.outputs[n] = _first(n, plan)
-        if n:
-            with torch.cuda.device_of(logits):
+        with torch.cuda.device_of(self._floats):
+            self._numbers.apply_staged_writes()
+            if n > self._max_rows:
+                self._reserve_rows(triton.next_power_of_2(n))
+            plan = self._plan()
+            outputs = plan.outputs.get(n)
+            if outputs is None:
+                outputs = plan.outputs[n] = _first(n, plan)
+            if n:
                 self._draw(plan, outputs, rows, logits, bitmask)
         return outputs
 

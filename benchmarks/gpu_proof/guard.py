@@ -35,7 +35,9 @@ class Guard(TorchDispatchMode):
     def guarded(self, tensor: Tensor, *, fresh: bool = False) -> Tensor:
         """The tensor between walls, strides and all; fresh: its bytes are poison."""
         content = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-        buffer = torch.full((WALL + len(content) + WALL,), self.poison, dtype=torch.uint8, device=tensor.device)
+        # The host's memory that kernels are given is pinned, or they may not use it.
+        how: dict[str, Any] = {"device": tensor.device, "pin_memory": tensor.is_pinned()}
+        buffer = torch.full((WALL + len(content) + WALL,), self.poison, dtype=torch.uint8, **how)
         if not fresh:
             buffer[WALL : WALL + len(content)] = content
         self._buffers[buffer.untyped_storage().data_ptr()] = buffer

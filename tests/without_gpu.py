@@ -74,7 +74,7 @@ def compile(self, key, *args, **kwargs):
     return kernel
 
 def tell(handle, i, offset, size):
-    if loaded[handle.value - 1] != "{}" or i == len(told):
+    if loaded[handle.value - 1] != "{}" or i >= len(told):
         return 1
     size._obj.value = told[i]
     return 0

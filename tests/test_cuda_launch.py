@@ -88,7 +88,7 @@ def test_a_template_keeps_no_logits() -> None:
     assert template._others[:5] == (None, 64, 64, 1, None)
 
 
-@pytest.mark.parametrize("change", ["told.pop(0)", "told.insert(2, 8)", "told.clear()"])
+@pytest.mark.parametrize("change", ["told.pop(0)", "told.insert(2, 8)"])
 def test_other_arguments_than_those_known_are_refused(change: str) -> None:
     script = STEPS.format("top_k=9", 18).replace("import ctypes", f"import ctypes\n{CHANGED}".format(change), 1)
     assert printed(script, "scan_kernel").startswith("scan_kernel: this version of Triton passes arguments in an")

@@ -354,6 +354,21 @@ def test_steps_reuse_memory_and_more_rows_than_requests_make_room() -> None:
     assert sampler(logits[:0], nothing).token_ids.shape == (0,)
 
 
+def test_kernels_are_given_integers_of_64_bits() -> None:
+    """A template takes the place of a tensor alone: of which type it is makes no difference."""
+    pair = Pair(2)
+    pair.add(1, SamplingParams(seed=1, repetition_penalty=1.5), [3, 4])
+    rows = rows_of([1, 1], [2, 3])
+    narrow = rows._replace(**{name: getattr(rows, name).to(torch.int32) for name in rows._fields[:5]})
+    steps = pair.triton._steps
+    states, edits = steps._packed_states(narrow, 2).argument(), steps._edits.edits_of(2, narrow).argument()
+    types = {tensor.dtype for tensor in (states.index, states.positions, *edits[1:])}
+    assert types == {torch.int64}
+    logits = torch.randn(2, V)
+    drawn = pair.triton(logits.to(DEVICE), narrow).token_ids.tolist()
+    assert drawn == pair.draw(logits, rows).token_ids.tolist()
+
+
 def test_what_live_requests_ask_for_is_the_key_of_a_capture() -> None:
     sampler = Sampler(4, V, device=DEVICE, backend="triton")
     keys = [sampler.capture_key]

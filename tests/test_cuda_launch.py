@@ -1,5 +1,8 @@
 """The CUDA driver finds the arguments of kernels where launches say."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -84,7 +87,16 @@ def test_a_template_packs_as_if_nothing_were_known(masked: bool, edited: bool) -
 
 
 def test_a_template_keeps_no_logits() -> None:
-    template = Template(rows_of(0, masked=True, edited=False), "logits", "bitmask", "edits_of")
+    rows = rows_of(0, masked=True, edited=False)
+    template, kept = (
+        Template(rows, "logits", "bitmask", "edits_of"),
+        [weakref.ref(rows.logits), weakref.ref(rows.bitmask)],
+    )
+    packed = template.packed(rows.logits, rows.bitmask, None)
+    assert all(tensor() is not None for tensor in kept)
+    del rows, packed
+    gc.collect()
+    assert [tensor() for tensor in kept] == [None, None]
     assert template._others[:5] == (None, 64, 64, 1, None)
 
 

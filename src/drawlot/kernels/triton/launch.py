@@ -80,7 +80,8 @@ class Template:
 
     def __init__(self, argument: Any, *names: str) -> None:
         """Pack the argument; of these fields, which are tensors, None or packed, nothing is kept."""
-        self._packed, self._names = pack(argument), names
+        _, self._stand_in, self._numbers, self._kind = pack(argument)
+        self._names = names
         self._others = argument._replace(**dict.fromkeys(names))
         stops = list(accumulate(len(pack(field).numbers) for field in argument))
         place_of = dict(zip(argument._fields, pairwise((0, *stops))))
@@ -88,7 +89,7 @@ class Template:
 
     def packed(self, *fields: Tensor | Packed | None) -> Packed:
         """The argument with these fields: of the types, and as well aligned, as those that it was made with."""
-        numbers = self._packed.numbers.copy()
+        numbers = self._numbers.copy()
         for (start, stop), field in zip(self._places, fields):
             if isinstance(field, Packed):
                 numbers[start:stop] = field.numbers
@@ -98,7 +99,7 @@ class Template:
         def argument() -> Any:
             return self._others._replace(**dict(zip(self._names, fields)))
 
-        return Packed(argument, self._packed.stand_in, numbers, self._packed.kind)
+        return Packed(argument, self._stand_in, numbers, self._kind)
 
 
 class Launch:

@@ -136,14 +136,22 @@ def workspaces_made(monkeypatch: pytest.MonkeyPatch) -> list[Workspace]:
 
 def compare_in(world: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `compare`, of rows under filters, whose list may be of no use, or end at values that tokens have."""
-    from drawlot.kernels.triton import likely_cut, whole_rows
+    from drawlot.kernels.triton import likely_cut, proposal, whole_rows
 
     *why, filters = world.split(": ")
     x = rows_of_all_kinds(filters)
     if why == ["few tokens, all equal"]:
         x = torch.zeros(48, 387)
     elif why and why[0].startswith("a low"):
-        monkeypatch.setattr(likely_cut, "_LOW_ERRORS", tl.constexpr(1000.0 if "very" in world else -6.0))
+        if "very" in world:
+            monkeypatch.setattr(likely_cut, "_LOW_ERRORS", tl.constexpr(1000.0))
+        else:
+
+            def too_high(*args: Any) -> Any:
+                _low, likely = likely_cut.likely_cut(*args)
+                return likely + 0.5, likely + 1.0
+
+            monkeypatch.setattr(proposal, "likely_cut", too_high)
         # A cut takes much of some tiles, and little of others.
         generator = torch.Generator().manual_seed(33)
         levels = torch.randn(32, 100, generator=generator).repeat_interleave(128, dim=1)
@@ -174,6 +182,19 @@ def test_wrong_kernels_are_seen(mutant: KernelMutant, monkeypatch: pytest.Monkey
     seen = r"assert|Tensor-likes|OutOfBoundsError"
     with mutant.planted(), pytest.raises((AssertionError, InterpreterError), match=seen):
         compare_in(mutant.world, monkeypatch)
+
+
+def test_temperatures_near_the_largest_float_draw_evenly() -> None:
+    # Values that a cut may have reach beyond float32 then, where steps towards it are infinite.
+    from drawlot.kernels.triton import sample_rows
+
+    x = torch.randn(6, 1500, generator=torch.Generator().manual_seed(5))
+    rows, wanted = params(6, temperature=1e300, top_p=0.4712), wanted_of_all(6, "raw_logprobs")
+    exact = reference.sample_rows(x, rows, Edits(), wanted)
+    fast = sample_rows(x, rows, Edits(), wanted)
+    assert exact.margin is not None
+    assert bool((exact.margin >= NEAR_TIE).all())
+    assert fast.token_ids.tolist() == exact.token_ids.tolist()
 
 
 def test_a_filter_that_keeps_everything_changes_no_bit() -> None:

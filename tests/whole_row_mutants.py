@@ -165,6 +165,7 @@ OF_PROPOSALS = [
         _EQUAL,
     ),
     KernelMutant("enough from low on", one_read._settle, "    while holds &", "    while (num > 0) &", _FAR),
+    KernelMutant("low enough in any case", one_read._settle, "holds = (float", "holds = (row >= 0) | (float", _FAR),
     KernelMutant("the last in any case", one_read._settle, "before < surely_less", "num > 0", _BOTTOM),
     KernelMutant("the last that is right", one_read._settle, "holds = before >=", "holds = before < 2 *", _BOTTOM),
     KernelMutant("the first one's rank", one_read._settle, "ranks >> 32)", "ranks & 0xFFFFFFFF)", _BOTTOM),

@@ -191,7 +191,7 @@ def _winner_of(rows, row, tile, share, law, key, WIDE: tl.constexpr):
 @triton.jit
 def _level(x, mass, spare, bottom, top):
     """A value so high, within a little, that the tokens of a tile that do not exceed it weigh no more than `spare`."""
-    bottom = tl.minimum(bottom, top)
+    highest, bottom = top, tl.minimum(bottom, top)
     for _ in tl.static_range(_LEVELS):
         step = (top - bottom) / 5
         one, two, three, four = sum_four(
@@ -204,7 +204,9 @@ def _level(x, mass, spare, bottom, top):
         fit += (three <= spare).to(tl.int32) + (four <= spare).to(tl.int32)
         bottom += step * fit
         top = bottom + step
-    return tl.where(tl.sum(tl.where(x <= bottom, mass, 0.0)) <= spare, bottom, -LARGEST)
+    # Where the temperature is near the largest float, a step is infinite and no value comes of it.
+    fits = (tl.sum(tl.where(x <= bottom, mass, 0.0)) <= spare) & (bottom <= highest)
+    return tl.where(fits, bottom, -LARGEST)
 
 
 @triton.jit

@@ -184,7 +184,7 @@ def test_wrong_kernels_are_seen(mutant: KernelMutant, monkeypatch: pytest.Monkey
         compare_in(mutant.world, monkeypatch)
 
 
-def test_temperatures_near_the_largest_float_draw_evenly() -> None:
+def test_temperatures_near_the_largest_float_draw_as_the_reference_does() -> None:
     # Values that a cut may have reach beyond float32 then, where steps towards it are infinite.
     from drawlot.kernels.triton import sample_rows
 

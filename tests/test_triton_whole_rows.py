@@ -143,15 +143,14 @@ def compare_in(world: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if why == ["few tokens, all equal"]:
         x = torch.zeros(48, 387)
     elif why and why[0].startswith("a low"):
-        if "very" in world:
-            monkeypatch.setattr(likely_cut, "_LOW_ERRORS", tl.constexpr(1000.0))
-        else:
+        right = likely_cut.likely_cut
 
-            def too_high(*args: Any) -> Any:
-                _low, likely = likely_cut.likely_cut(*args)
-                return likely + 0.5, likely + 1.0
+        def elsewhere(*args: Any) -> Any:
+            low, likely = right(*args)
+            return (low - 9.0, likely) if "very" in world else (likely + 0.5, likely + 1.0)
 
-            monkeypatch.setattr(proposal, "likely_cut", too_high)
+        monkeypatch.setattr(proposal, "likely_cut", elsewhere)
+        monkeypatch.setattr(proposal, "_MOST_DROPPED", tl.constexpr(256))
         # A cut takes much of some tiles, and little of others.
         generator = torch.Generator().manual_seed(33)
         levels = torch.randn(32, 100, generator=generator).repeat_interleave(128, dim=1)

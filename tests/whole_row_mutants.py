@@ -17,7 +17,7 @@ from tests.kernel_mutant import KernelMutant
 
 _BOTH = "top-k and top-p"
 _MISSED, _NO_ROOM, _BORDERS = "the cut lies elsewhere: ", "no room for the list: ", "borders that are tokens: "
-_LINE = "many equal: min-p and half"
+_LINE, _ZEROS = "many equal: min-p and half", "many equal: top-p"
 _EQUAL, _FAR = "many equal: half", "a low that is too high: half"
 _BOTTOM, _SAME = "a low that is very low: half", "few tokens, all equal: half"
 _AS_THEY_ARE = "tl.load(whole.ranges + row * NUM_RANGES + tl.arange(0, NUM_RANGES))"
@@ -157,32 +157,46 @@ OF_THE_DRAW = [
     KernelMutant("its own tile not read", ranks.count_ranks, "(maxima >= own_x)", "(maxima > own_x)", _BOTH),
 ]
 OF_PROPOSALS = [
+    KernelMutant("enough from low on", one_read._settle, "holds & (number < num)", "(number < num)", _FAR),
+    KernelMutant("low enough in any case", one_read._settle, "(low <= line) |", "(row >= 0) |", _FAR),
+    KernelMutant("the last in any case", one_read._settle, "(before < surely_less)", "(num > 0)", _BOTTOM),
     KernelMutant(
-        "the first in any case",
-        one_read.read_for_first,
-        "to(tl.float64)\n            is_right = tl.load(counts + BEFORE_FIRST) <",
-        "to(tl.float64)\n            is_right = 0 <",
-        _EQUAL,
+        "the last that is right", one_read._settle, "before >= surely_enough", "before < surely_less", _BOTTOM
     ),
-    KernelMutant("enough from low on", one_read._settle, "    while holds &", "    while (num > 0) &", _FAR),
-    KernelMutant("low enough in any case", one_read._settle, "holds = (float", "holds = (row >= 0) | (float", _FAR),
-    KernelMutant("the last in any case", one_read._settle, "before < surely_less", "num > 0", _BOTTOM),
-    KernelMutant("the last that is right", one_read._settle, "holds = before >=", "holds = before < 2 *", _BOTTOM),
-    KernelMutant("the first one's rank", one_read._settle, "ranks >> 32)", "ranks & 0xFFFFFFFF)", _BOTTOM),
-    KernelMutant("the first two's ranks", one_read._settle, "RANKS + chosen // 2", "RANKS", _BOTTOM),
+    KernelMutant("the first one's rank", one_read._settle, "tl.where(is_right, other_rank, rank)", "rank", _BOTTOM),
+    KernelMutant("another one's mass", one_read._read, "BEFORE + number + 1", "BEFORE + number", _BOTTOM),
+    KernelMutant("two ranks as one", one_read._read, "ranks_sum & 0xFFFFFFFF", "ranks_sum", _BOTTOM),
+    KernelMutant("the second one's rank", one_read._read, "ranks_sum >> 32", "ranks_sum & 0xFFFFFFFF", _BOTTOM),
     KernelMutant("p of what min_p drops", one_read._settle, "if min_p > 0:", "if min_p > 1:", _LINE),
-    KernelMutant("one of two zeros", one_read._least_before, "least == 0, minus_zero", "least == 0, 0.0", _EQUAL),
-    KernelMutant("equals before it forgotten", one_read._least_before, "tile < token // TILE", "tile < 0", _EQUAL),
-    KernelMutant("equals of its tile forgotten", one_read._num_of_equals, "ids < token)) ==", "ids < 0)) ==", _EQUAL),
-    KernelMutant("weightless equals", one_read._mass_of_equals, "* tl.max(mass)", "* 0", _SAME),
-    KernelMutant("nothing after it", proposal._winner_of, "tl.where((x < value)", "tl.where((x < value - 9)", _BOTTOM),
+    KernelMutant("one of two zeros", one_read._least_before, "least == 0, minus_zero", "least == 0, 0.0", _ZEROS),
+    KernelMutant("equals before it forgotten", one_read._least_before, "part < _part_of(", "part < -_part_of(", _EQUAL),
+    KernelMutant("equals of its part forgotten", one_read._is_equal_before, "(ids < token)", "(ids < 0)", _EQUAL),
     KernelMutant(
-        "what is likely is enough", proposal.propose_later, "mass, 0.0)) <= spare)", "mass, 0.0)) >= 0)", _BOTTOM
+        "equals of another part", one_read._is_equal_before, "(_part_of(token, TILES) == part)", "True", _EQUAL
     ),
-    KernelMutant("one more dropped", proposal._last_needed, "dropped <= spare", "dropped <= 1e9", _BOTTOM),
     KernelMutant(
-        "no rival", lazy_race.race_lazily, "        if RIVAL:\n            of", "        if 0:\n            of", _BOTTOM
+        "weightless equals",
+        one_read._with_equals,
+        "before += _mass_of_some(_is",
+        "before += 0 * _mass_of_some(_is",
+        _SAME,
     ),
-    KernelMutant("no rival of the first", proposal.propose_first, "rival = tl.max(", "rival = -9 + tl.max(", _BOTTOM),
+    KernelMutant("what is likely is enough", proposal.propose, "- _SLACK <= rival", "+ 99 <= rival", _BOTTOM),
+    KernelMutant("all but the winner dropped", proposal._last_needed, "- _SLACK > rival", "+ 99 > rival", _BOTTOM),
+    KernelMutant("the winner dropped", proposal._last_needed, "(last != winner)", "(num > 0)", _BOTTOM),
+    KernelMutant(
+        "no rival",
+        proposal._last_needed,
+        "tl.maximum(tl.log(other_mass) + other_noise, third)",
+        "third",
+        _BOTTOM,
+    ),
+    KernelMutant(
+        "no third",
+        proposal._last_needed,
+        "tl.maximum(tl.log(other_mass) + other_noise, third)",
+        "tl.log(other_mass) + other_noise",
+        _BOTTOM,
+    ),
 ]
 ALL = [*OF_READING, *OF_THE_CUT, *OF_THE_SLOW_CUT, *OF_THE_DRAW, *OF_PROPOSALS]

@@ -150,8 +150,6 @@ class Whole(NamedTuple):
     """int32 [N]: which rows, `control[COUNT]` of them, in any order"""
     unsure: Tensor
     """int32 [N]: those of them whose exact cut decides what is drawn, `control[COUNT_OF_UNSURE]` of them"""
-    unsettled: Tensor
-    """int32 [N]: places in `rows` of those whose first proposal is not right, `control[COUNT_OF_UNSETTLED]` of them"""
     rank_rows: Tensor
     """int32 [N]: rows whose rank is to be counted, `control[COUNT_OF_RANKS]` of them"""
     low: Tensor
@@ -180,8 +178,6 @@ class Whole(NamedTuple):
     """int32 [N, 32]: see `proposal.LOW` and the others; by its place in `rows`"""
     counts: Tensor
     """int64 [N, 16]: what a read sums up, see `one_read.FROM_LOW` and the others; by its place in `rows`"""
-    bins: Tensor
-    """int64 [N, 512]: what a sample weighs, see `likely_cut`; by its place in `rows`"""
     kept_sums: Tensor
     """float32 [N, T]: as `Tiles.sums`, of kept tokens; only where `Tiles.undrawn` says who draws"""
 

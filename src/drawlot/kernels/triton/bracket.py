@@ -10,7 +10,7 @@ from drawlot.kernels.triton.values import (
     MINUS_INF,
     MINUS_INF_ORDER,
     TILE,
-    load_values,
+    load_all_values,
     order_of,
     value_of,
 )
@@ -78,7 +78,7 @@ def sample_of(rows, row, PER_TILE: tl.constexpr, T: tl.constexpr):
     tile = tl.arange(0, T)
     place = ((tile.to(tl.uint32) * 2654435769) >> 16).to(tl.int32) % (TILE // PER_TILE) * PER_TILE
     ids = (tile * TILE + place)[:, None] + tl.arange(0, PER_TILE)[None, :]
-    return load_values(rows, row, ids, (tile < rows.num_tiles)[:, None]).reshape(T * PER_TILE)
+    return load_all_values(rows, row, ids, (tile < rows.num_tiles)[:, None]).reshape(T * PER_TILE)
 
 
 @triton.jit

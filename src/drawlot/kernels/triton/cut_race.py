@@ -38,16 +38,14 @@ def bounds_of(at_one, maxima, sums, shift, cut_value, temperature, key, WIDE: tl
 
 
 @triton.jit
-def race_of_cut(
-    rows, row, bounds, law, key, TILES: tl.constexpr, RIVAL: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr
-):
+def race_of_cut(rows, row, bounds, law, key, TILES: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr):
     """What `race_lazily` returns for the tokens that a cut keeps.
 
     bounds: of `bounds_of`, for this cut or one that keeps more; law: value and id of the last kept token, maximum of
     the row, temperature; key: what `states.noise_key` returns.
     """
     keys_of: tl.constexpr = _wide_keys if WIDE else _keys
-    return race_lazily(bounds, keys_of, rows, None, (row, law, key), T, TILES, RIVAL)
+    return race_lazily(bounds, keys_of, rows, None, (row, law, key), T, TILES)
 
 
 @triton.jit

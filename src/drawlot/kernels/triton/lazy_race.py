@@ -15,12 +15,8 @@ _SLACK = tl.constexpr(1e-3)
 
 
 @triton.jit
-def race_lazily(
-    bounds, keys_of: tl.constexpr, rows, drafts, row, T: tl.constexpr, TILES: tl.constexpr, RIVAL: tl.constexpr
-):
-    """The winning tile, the lower one among equals, and its key; -1 if no key is above -inf.
-
-    And, if RIVAL, what the keys of all others do not exceed; else -inf.
+def race_lazily(bounds, keys_of: tl.constexpr, rows, drafts, row, T: tl.constexpr, TILES: tl.constexpr):
+    """The winning tile, the lower one among equals; -1 if no key is above -inf.
 
     bounds: [T], of tiles; keys_of: a function of `rows`, `drafts` and `row`, of tiles [TILES] and of which to read,
     that returns their keys, in the type of the bounds; row: a tuple of what else it needs to know, of tensors alone,
@@ -31,7 +27,6 @@ def race_lazily(
     bounds = bounds.reshape(T // TILES // SIDE, TILES, SIDE)
     tile = tl.arange(0, T).reshape(T // TILES // SIDE, TILES, SIDE)
     best, best_key = tl.full([], -1, tl.int32), tl.full([], float("-inf"), bounds.dtype)
-    rival = best_key
     bound, own, next_bound, next_own = best_two_of_groups(bounds, tile)
     may_change = best < 0
     is_first = best < 0
@@ -39,9 +34,6 @@ def race_lazily(
         reads = bound + _SLACK > best_key
         keys = keys_of(rows, drafts, row, own, reads)
         its_key, winner, _ = largest(keys, own, own)
-        if RIVAL:
-            of_others = tl.where(reads, tl.where(own == winner, MINUS_INF, keys), bound + _SLACK)
-            rival = tl.maximum(tl.maximum(rival, tl.max(of_others)), tl.minimum(its_key, best_key))
         wins = (its_key > best_key) | ((its_key == best_key) & (winner < best))
         best = tl.where(wins, winner, best)
         best_key = tl.where(wins, its_key, best_key)
@@ -55,7 +47,4 @@ def race_lazily(
         is_first = is_first == 0
         highest = tl.max(bound)
         may_change = (highest > MINUS_INF) & (highest + _SLACK > best_key)
-        if RIVAL:
-            # Once it ends, of those that were never read.
-            rival = tl.where(may_change, rival, tl.maximum(rival, highest + _SLACK))
-    return best, best_key, rival
+    return best

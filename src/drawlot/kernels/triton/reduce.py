@@ -168,6 +168,51 @@ def _first_largest(a_key, a_token, a_payload, b_key, b_token, b_payload):
 
 
 @triton.jit
+def two_largest(key, token):
+    """The tokens (int32) with the two largest keys, and the key of the third; which of equal ones is left open."""
+    if _ONE_BY_ONE:
+        first = tl.min(tl.where(key == tl.max(key), token, LAST_ID))
+        others = tl.where(token == first, MINUS_INF, key)
+        second = tl.min(tl.where((others == tl.max(others)) & (token != first), token, LAST_ID))
+        result = first, second, tl.max(tl.where(token == second, MINUS_INF, others))
+    else:
+        nothing = tl.full(key.shape, float("-inf"), key.dtype)
+        _, first, _, second, third = tl.reduce((key, token, nothing, token, nothing), 0, _two_largest)
+        result = first, second, third
+    return result
+
+
+@triton.jit
+def _two_largest(a_key, a_token, a_next, a_next_token, a_third, b_key, b_token, b_next, b_next_token, b_third):
+    key, token, after, after_token = _best_two(
+        a_key, a_token, a_next, a_next_token, b_key, b_token, b_next, b_next_token
+    )
+    # Of the lower of the best and the higher of the next ones the lower, or a third one.
+    third = tl.minimum(tl.minimum(a_key, b_key), tl.maximum(a_next, b_next))
+    return key, token, after, after_token, tl.maximum(third, tl.maximum(a_third, b_third))
+
+
+@triton.jit
+def lowest(key, mass, which):
+    """The lowest key (int64) of a block, each of which one alone has, and what stands beside it: float32 and int32."""
+    if _ONE_BY_ONE:
+        result = (
+            tl.min(key),
+            tl.max(tl.where(key == tl.min(key), mass, 0.0)),
+            tl.max(tl.where(key == tl.min(key), which, 0)),
+        )
+    else:
+        result = tl.reduce((key, mass, which), 0, _lowest)
+    return result
+
+
+@triton.jit
+def _lowest(a_key, a_mass, a_which, b_key, b_mass, b_which):
+    is_a = a_key < b_key
+    return tl.minimum(a_key, b_key), tl.where(is_a, a_mass, b_mass), tl.where(is_a, a_which, b_which)
+
+
+@triton.jit
 def best_two_of_groups(key, token):
     """Of each group g of blocks [M, N, S], all [:, g, :], the two largest keys with their tokens (int32): four [N].
 

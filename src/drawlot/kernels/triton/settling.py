@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.column_values import law_of_row, put_column, result_of
-from drawlot.kernels.triton.proposal import NEEDED_ID, NEEDED_VALUE, TOKEN, VALUE, wants_of_request
+from drawlot.kernels.triton.proposal import NEEDED_ID, NEEDED_VALUE, TOKEN, VALUE
 from drawlot.kernels.triton.ranks import ask_for_rank
-from drawlot.kernels.triton.summary import COUNT_OF_UNSETTLED, COUNT_OF_UNSURE
+from drawlot.kernels.triton.summary import COUNT_OF_UNSURE
 
 MARGIN = tl.constexpr(2.0**-17)
 """More than what rounding adds to a mass of a row, and takes away"""
@@ -32,18 +32,20 @@ def put_token(
     columns,
     drawn,
     summary,
-    slot,
     row,
     value,
     token,
     rank,
+    wants,
     RAW: tl.constexpr,
     LOGITS: tl.constexpr,
 ):
-    """Stores the token of a row, and its rank in the order of values, if it is one; else that is left to be counted."""
+    """Stores the token of a row, and its rank in the order of values, if it is one; else that is left to be counted.
+
+    wants: of `proposal.put_request`.
+    """
     tl.store(drawn.token_ids + row, token)
     tl.store(drawn.status + row, 0)
-    wants = wants_of_request(whole, slot)
     if (wants == 1) & (rank > 0):
         if columns is None:
             tl.store(summary.rank + row, rank.to(tl.int32))
@@ -57,14 +59,8 @@ def put_token(
 
 
 @triton.jit
-def leave_for_later(tiles, whole, slot):
-    """Leaves a row to the read for later proposals."""
-    tl.store(whole.unsettled + tl.atomic_add(tiles.control + COUNT_OF_UNSETTLED, 1), slot)
-
-
-@triton.jit
-def leave_for_cut(tiles, whole, columns, summary, slot, row):
+def leave_for_cut(tiles, whole, columns, summary, row, wants):
     """Leaves a row to the reads that find its cut, and its rank to be counted."""
     tl.store(whole.unsure + tl.atomic_add(tiles.control + COUNT_OF_UNSURE, 1), row)
-    if wants_of_request(whole, slot) != 0:
+    if wants != 0:
         ask_for_rank(tiles, whole, columns, summary, row)

@@ -9,8 +9,7 @@ NO_TOKEN, GREEDY, LISTED, TILES, WHOLE = (tl.constexpr(i) for i in range(5))
 ALL_COLUMNS = tl.constexpr(-1)
 """In the place of a rank: all columns of the row are there"""
 
-COUNT, COUNT_OF_RANKS, ARRIVALS, UNDECIDED, COUNT_OF_UNSURE = (tl.constexpr(i) for i in range(5))
-COUNT_OF_UNSETTLED, NUM_READ, NUM_SETTLED = (tl.constexpr(i) for i in (5, 6, 7))
+COUNT, COUNT_OF_RANKS, ARRIVALS, UNDECIDED, COUNT_OF_UNSURE, NUM_SETTLED = (tl.constexpr(i) for i in range(6))
 """Places in `Tiles.control`: counts from 0 up, but rows that nobody knows yet whether they are read again from -N"""
 
 

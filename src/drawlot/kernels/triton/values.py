@@ -64,6 +64,12 @@ def load_raw(rows, row, ids, mask):
 
 
 @triton.jit
+def load_all_values(rows, row, ids, mask):
+    """As `load_values`, for a pass over a whole row, which would push the code of kernels out of the cache."""
+    return edited(rows, row, grammar_masked(rows, row, load_all_logits(rows, row, ids, mask), ids, mask), ids, mask)
+
+
+@triton.jit
 def load_values(rows, row, ids, mask):
     """The values of stage 2."""
     return edited(rows, row, load_raw(rows, row, ids, mask), ids, mask)

@@ -101,6 +101,6 @@ def _draw(rows, states, row, state, at_one, maxima, sums, shift, law, WIDE: tl.c
     cut_value, cut_id, row_max, temperature = law
     key = noise_key(states, state, row)
     bounds = bounds_of(at_one, maxima, sums, shift, cut_value, temperature, key, WIDE, T)
-    best, _key, _rival = race_of_cut(rows, row, bounds, law, key, _TILES_OF_RACE, False, WIDE, T)
+    best = race_of_cut(rows, row, bounds, law, key, _TILES_OF_RACE, WIDE, T)
     cut_order = order_of(cut_value)
     return race_in_tile(rows, row, best, cut_order, cut_id, row_max, temperature, key, WIDE)

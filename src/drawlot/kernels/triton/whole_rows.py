@@ -1,6 +1,6 @@
 """Rows whose cut may lie anywhere, read again by all of the GPU.
 
-Once to see whether the tokens that they propose are right; and where this does not say it, or the cut itself is asked
+Once to see whether a token that they propose is right; and where this does not say it, or the cut itself is asked
 for, once to weigh and once to list what the cut may be.
 """
 
@@ -9,7 +9,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.bracket import LARGEST, mass_of, min_p_line, sample_bracket
 from drawlot.kernels.triton.cut_race import kept_tiles
-from drawlot.kernels.triton.one_read import begin_row, go_on_with_row, read_for_first, read_for_later
+from drawlot.kernels.triton.one_read import begin_row, read_row
 from drawlot.kernels.triton.pdl import let_next_start, wait_for_previous
 from drawlot.kernels.triton.ranges import (
     MASS_ABOVE,
@@ -33,15 +33,16 @@ from drawlot.kernels.triton.summary import (
     ARRIVALS,
     COUNT,
     COUNT_OF_RANKS,
-    COUNT_OF_UNSETTLED,
     COUNT_OF_UNSURE,
-    NUM_READ,
     NUM_SETTLED,
     UNDECIDED,
 )
 from drawlot.kernels.triton.together import wait_for, wait_for_all
 from drawlot.kernels.triton.values import TILE, ids_of, load_values, order_of, value_of
 from drawlot.kernels.triton.whole_row import finish_whole_row
+
+_PARTS_OF_ROW = tl.constexpr(5)
+"""Parts that are read in the time that a program needs for one more row"""
 
 
 @triton.jit
@@ -148,40 +149,34 @@ def _settle_rows(
     T: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Has rows propose tokens, and reads them to see which are right; leaves those of which none is."""
-    first = tl.program_id(0)
-    item = first
+    """Has rows propose tokens, and reads them to see which are right; leaves rows of which none is."""
+    item = tl.program_id(0)
     while item < num_rows:
-        begin_row(rows, tiles, whole, columns, summary, item, WIDE, T)
+        begin_row(rows, tiles, whole, item, WIDE, T)
         item += num_programs
-    # Others than those that have begun rows, if there are enough, go on with these.
-    item = num_programs - 1 - first
-    while item < num_rows:
-        go_on_with_row(rows, tiles, whole, item, WIDE, T)
-        item += num_programs
-    num_readers = tl.where(2 * num_rows <= num_programs, num_programs - num_rows, num_programs)
-    share = tl.cdiv(num_rows * num_parts, num_readers)
-    item, end = first * share, tl.minimum((first + 1) * share, num_rows * num_parts)
+    item, end = _share_of_reader(num_rows, num_parts, num_programs)
     while item < end:
         slot, part = item // num_parts, item % num_parts
         stop = tl.minimum(part + end - item, num_parts)
-        read_for_first(
-            rows, states, tiles, whole, columns, drawn, summary, slot, part, stop, num_parts, RAW, LOGITS, TILES
-        )
+        read_row(rows, states, tiles, whole, columns, drawn, summary, slot, part, stop, num_parts, RAW, LOGITS, TILES)
         item += stop - part
-    wait_for(tiles.control + NUM_READ, num_rows)
-    num_rows = tl.load(tiles.control + COUNT_OF_UNSETTLED)
+    wait_for(tiles.control + NUM_SETTLED, num_rows)
+
+
+@triton.jit
+def _share_of_reader(num_rows, num_parts, num_programs):
+    """First of a program's parts, all rows' in a row, and the end: parts of one row, unless that takes far longer."""
+    first = tl.program_id(0)
     share = tl.cdiv(num_rows * num_parts, num_programs)
     item, end = first * share, tl.minimum((first + 1) * share, num_rows * num_parts)
-    while item < end:
-        slot, part = tl.load(whole.unsettled + item // num_parts), item % num_parts
-        stop = tl.minimum(part + end - item, num_parts)
-        read_for_later(
-            rows, states, tiles, whole, columns, drawn, summary, slot, part, stop, num_parts, RAW, LOGITS, TILES
-        )
-        item += stop - part
-    if num_rows > 0:
-        wait_for(tiles.control + NUM_SETTLED, num_rows)
+    readers = num_programs // num_rows
+    own = tl.cdiv(num_parts, tl.maximum(readers, 1))
+    # Another row takes a program as long as some parts do: it waits, sums, and settles again.
+    if (readers > 0) & (own < share + _PARTS_OF_ROW):
+        slot, place = tl.minimum(first // tl.maximum(readers, 1), num_rows), first % tl.maximum(readers, 1)
+        item = slot * num_parts + tl.minimum(place * own, num_parts)
+        end = tl.minimum(tl.minimum(item + own, (slot + 1) * num_parts), num_rows * num_parts)
+    return item, end
 
 
 @triton.jit

@@ -10,7 +10,6 @@ from torch import Tensor
 from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted
 from drawlot.kernels.triton.arguments import Columns, Lists, Overlay, Rows, Summary, Tiles, Wanted, Whole
 from drawlot.kernels.triton.edits import overlay_of
-from drawlot.kernels.triton.likely_cut import NUM_BINS
 from drawlot.kernels.triton.one_read import NUM_COUNTS
 from drawlot.kernels.triton.proposal import RECORD
 from drawlot.kernels.triton.ranges import NUM_RANGES, NUM_SUMS
@@ -131,7 +130,6 @@ class Workspace(NamedTuple):
                 empty(integer, n),
                 empty(integer, n),
                 empty(integer, n),
-                empty(integer, n),
                 empty(single, n),
                 empty(single, n),
                 empty(single, n),
@@ -145,7 +143,6 @@ class Workspace(NamedTuple):
                 empty(torch.int64, n),
                 empty(integer, n, RECORD.value),
                 empty(torch.int64, n, NUM_COUNTS.value),
-                empty(torch.int64, n, NUM_BINS.value),
                 empty(single, n, width),
             ),
             width,

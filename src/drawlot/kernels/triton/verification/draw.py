@@ -143,9 +143,7 @@ def draw_from_tiles(
     from_q = residual & (line >= 0)
     if from_q:
         bounds = log_masses + tl.log(prefix * per_mass) + noise
-        best, _key, _rival = race_lazily(
-            bounds, _keys_of_leftovers, rows, drafts, (refused, law, noises, row), T, TILES, False
-        )
+        best = race_lazily(bounds, _keys_of_leftovers, rows, drafts, (refused, law, noises, row), T, TILES)
         # A law of few tokens may be broken where the row keeps none.
         best = tl.where(q_shift == q_shift, best, -1)
         from_q = best >= 0

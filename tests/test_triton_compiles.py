@@ -57,6 +57,13 @@ def test_scans_load_logits_before_they_wait(dtype: str, asks: str) -> None:
         assert loads[5].startswith("LDG.E")
 
 
+def test_reads_of_whole_rows_leave_the_cache_to_others() -> None:
+    """They would push the code of kernels out, and who runs it next would wait for it, 128 bytes after 128 bytes."""
+    sass = disassembled(SAMPLES, "whole_rows_kernel")
+    # A part is four loads a thread: the first one, and the next in the loop for one proposal and in that for two.
+    assert sass.count("LDG.E.EF.128") >= 12
+
+
 def test_requests_with_edits() -> None:
     edits = 'repetition_penalty=1.2, logit_bias={3: 1.0}, bad_words=["no"]'
     names = compiled(SAMPLES.replace("logprobs=0), [1]", f"logprobs=5, {edits}), [1], bad_words_token_ids=[[1, 2]]"))

@@ -1,5 +1,7 @@
 """Rows that no short list can cut, in Triton's interpreter: the reference's tokens, wherever the cut lies."""
 
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,8 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from drawlot.kernels.triton.workspace import Workspace
+from drawlot.kernels.triton import weigh_proposals
+from drawlot.kernels.triton.workspace import Workspace, rows_of
 from tests import whole_row_mutants
 from tests.kernel_mutant import KernelMutant
 
@@ -181,6 +184,26 @@ def test_wrong_kernels_are_seen(mutant: KernelMutant, monkeypatch: pytest.Monkey
     seen = r"assert|Tensor-likes|OutOfBoundsError"
     with mutant.planted(), pytest.raises((AssertionError, InterpreterError), match=seen):
         compare_in(mutant.world, monkeypatch)
+
+
+@triton.jit
+def equals_kernel(rows, row, found, needed_id: tl.constexpr, token: tl.constexpr):
+    x, own_x = tl.load(rows.logits + row * rows.stride + needed_id), tl.load(rows.logits + row * rows.stride + token)
+    masses, number = weigh_proposals._equals_before(rows, row, (x, needed_id, own_x, token), 1.0, 1.0)
+    tl.store(found, masses)
+    tl.store(found + 1, number)
+
+
+def test_equal_neighbours_of_a_token_come_before_it_if_their_ids_are_lower() -> None:
+    # Whether so little is forgotten decides one row in hundreds of equal tokens, so each is looked at by itself.
+    x = torch.tensor([[0.5, 1, 1, 1, 1, 0.5, 1, 0.5, 1, 1, 0.5]])
+    rows, mass = rows_of(x, Edits()), [round(2.0**40 * math.exp(value - 1)) for value in x[0].tolist()]
+    for needed, token in itertools.product(range(x.shape[1]), repeat=2):
+        found = torch.zeros(2, dtype=torch.int64)
+        equals_kernel[(1,)](rows, 0, found, needed, token)
+        before = [mass[i] for i in range(needed // 4 * 4, needed) if x[0, i] == x[0, needed]]
+        assert abs(int(found[0]) - sum(before)) <= 2.0**40 * 1e-6
+        assert int(found[1]) == sum(x[0, i] == x[0, token] for i in range(token // 4 * 4, token))
 
 
 def test_temperatures_near_the_largest_float_draw_as_the_reference_does() -> None:

@@ -10,6 +10,7 @@ from drawlot.kernels.triton import (
     ranges,
     ranks,
     slow_cut,
+    weigh_proposals,
     whole_row,
     whole_rows,
 )
@@ -164,21 +165,44 @@ OF_PROPOSALS = [
         "the last that is right", one_read._settle, "before >= surely_enough", "before < surely_less", _BOTTOM
     ),
     KernelMutant("the first one's rank", one_read._settle, "tl.where(is_right, other_rank, rank)", "rank", _BOTTOM),
-    KernelMutant("another one's mass", one_read._read, "BEFORE + number + 1", "BEFORE + number", _BOTTOM),
-    KernelMutant("two ranks as one", one_read._read, "ranks_sum & 0xFFFFFFFF", "ranks_sum", _BOTTOM),
-    KernelMutant("the second one's rank", one_read._read, "ranks_sum >> 32", "ranks_sum & 0xFFFFFFFF", _BOTTOM),
-    KernelMutant("p of what min_p drops", one_read._settle, "if min_p > 0:", "if min_p > 1:", _LINE),
-    KernelMutant("one of two zeros", one_read._least_before, "least == 0, minus_zero", "least == 0, 0.0", _ZEROS),
-    KernelMutant("equals before it forgotten", one_read._least_before, "part < _part_of(", "part < -_part_of(", _EQUAL),
-    KernelMutant("equals of its part forgotten", one_read._is_equal_before, "(ids < token)", "(ids < 0)", _EQUAL),
     KernelMutant(
-        "equals of another part", one_read._is_equal_before, "(_part_of(token, TILES) == part)", "True", _EQUAL
+        "another one's mass", weigh_proposals.weigh, "_add(counts, 1, sum_two", "_add(counts, 0, sum_two", _BOTTOM
+    ),
+    KernelMutant(
+        "two ranks as one", weigh_proposals.weigh, "sum_one, ranks_sum & 0xFFFFFFFF", "sum_one, ranks_sum", _BOTTOM
+    ),
+    KernelMutant(
+        "the second one's rank", weigh_proposals.weigh, "ranks_sum >> 32, two", "ranks_sum & 0xFFFF, two", _BOTTOM
+    ),
+    KernelMutant(
+        "the third one's mass", weigh_proposals.weigh, "_add(counts, 2, sum_three", "_add(counts, 2, sum_two", _BOTTOM
+    ),
+    KernelMutant(
+        "the fourth one's rank", weigh_proposals.weigh, "ranks_sum >> 32, four", "ranks_sum & 0xFFFF, four", _BOTTOM
+    ),
+    KernelMutant("p of what min_p drops", one_read._settle, "if min_p > 0:", "if min_p > 1:", _LINE),
+    KernelMutant(
+        "equals before it forgotten",
+        weigh_proposals._least_before,
+        "four < token // 4 - part * FOURS",
+        "four < -token",
+        _EQUAL,
+    ),
+    KernelMutant(
+        "equals after it counted",
+        weigh_proposals._least_before,
+        "value, value_of(order_of(value) + 1)",
+        "value, value",
+        _ZEROS,
+    ),
+    KernelMutant(
+        "equal neighbours forgotten", weigh_proposals._equals_before, "(own_ids < token)).to", "(ids < 0)).to", _EQUAL
     ),
     KernelMutant(
         "weightless equals",
-        one_read._with_equals,
-        "before += _mass_of_some(_is",
-        "before += 0 * _mass_of_some(_is",
+        weigh_proposals._least_before,
+        "four < needed_id // 4 - part * FOURS",
+        "four < -needed_id",
         _SAME,
     ),
     KernelMutant("what is likely is enough", proposal.propose, "- _SLACK <= rival", "+ 99 <= rival", _BOTTOM),

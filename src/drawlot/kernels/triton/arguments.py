@@ -119,6 +119,8 @@ class Tiles(NamedTuple):
     """Maxima and sums of raw logits at T = 1, for rows in which they differ; None: no row wants raw logprobs"""
     raw_sums: Tensor | None
     stride: int
+    num: int
+    """How many the scan stores of a row, in whole blocks: a multiple of 16, so that they are loaded four at once"""
     control: Tensor
     """int32 [8]: counters that the scan sets back, see `summary.COUNT` and the others"""
     undrawn: Tensor | None = None
@@ -177,7 +179,7 @@ class Whole(NamedTuple):
     proposals: Tensor
     """int32 [N, 32]: see `proposal.LOW` and the others; by its place in `rows`"""
     counts: Tensor
-    """int64 [N, 16]: what a read sums up, see `one_read.FROM_LOW` and the others; by its place in `rows`"""
+    """int64 [N, 16]: what a read sums up, see `weigh_proposals.FROM_LOW` and the others; by its place in `rows`"""
     kept_sums: Tensor
     """float32 [N, T]: as `Tiles.sums`, of kept tokens; only where `Tiles.undrawn` says who draws"""
 

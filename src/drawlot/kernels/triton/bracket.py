@@ -37,7 +37,7 @@ def sample_bracket(rows, tiles, row, filters, temperature, row_max, line, T: tl.
     top_k, top_p, _min_p = filters
     scale, by_count = scale_of(temperature), top_k > 0
     tile = tl.arange(0, T)
-    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
+    at, exists = row * tiles.stride + tile, tile < tiles.num
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sample = sample_of(rows, row, _PER_TILE, T)
     all_mass = tl.zeros([], tl.int64)

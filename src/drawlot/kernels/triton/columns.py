@@ -96,11 +96,11 @@ def columns_kernel(
     if (num_top > 0) | (rank == 0):
         tile = tl.arange(0, T)
         at = row * tiles.stride + tile
-        maxima = tl.load(tiles.maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
-        best_groups = tl.load(tiles.best_groups + at, mask=tile < rows.num_tiles, other=MINUS_INF_ORDER)
+        maxima = tl.load(tiles.maxima + at, mask=tile < tiles.num, other=MINUS_INF)
+        best_groups = tl.load(tiles.best_groups + at, mask=tile < tiles.num, other=MINUS_INF_ORDER)
         if RAW and tiles.raw_sums is not None:
             if raw_apart(rows, scan_scale(states, state), row):
-                maxima = tl.load(tiles.raw_maxima + at, mask=tile < rows.num_tiles, other=MINUS_INF)
+                maxima = tl.load(tiles.raw_maxima + at, mask=tile < tiles.num, other=MINUS_INF)
                 # Any group may have the maximum.
                 best_groups = order_of(maxima)
         if (num_top > 0) & (num_top <= ROOM):

@@ -18,7 +18,7 @@ _LOG_TILE = tl.constexpr(4.852030263919617)
 def tiles_of(rows, tiles, row, row_max, temperature, WIDE: tl.constexpr, T: tl.constexpr):
     """Maxima, sums and z of the maxima of a row's tiles, and the mass of all (int64), if it was summed at T."""
     tile = tl.arange(0, T)
-    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
+    at, exists = row * tiles.stride + tile, tile < tiles.num
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
     shift = z_of(tl.where(sums > 0, maxima, row_max), row_max, temperature, WIDE)

@@ -80,7 +80,7 @@ def finish_kernel(
     row = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, T)
     at = row * tiles.stride + tile
-    exists = tile < rows.num_tiles
+    exists = tile < tiles.num
     # What the scan has no part in, while it still runs.
     clear_list(lists, row, ROOM)
     state = tl.load(states.index + row)

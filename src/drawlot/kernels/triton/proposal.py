@@ -15,7 +15,7 @@ from drawlot.kernels.triton.likely_cut import likely_cut, sample_for_cut
 from drawlot.kernels.triton.listing import key_of, token_of
 from drawlot.kernels.triton.noise import gumbel
 from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, z_of
-from drawlot.kernels.triton.reduce import first_largest, lowest, sum_four, two_largest
+from drawlot.kernels.triton.reduce import first_largest, sum_four, two_largest, two_lowest
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, load_values, order_of, value_of
 
@@ -126,8 +126,9 @@ def propose(rows, tiles, whole, slot, request, WIDE: tl.constexpr, T: tl.constex
                 own_above = tl.where(leads, above_one, above_two)
                 if (value <= likely) | (tl.log(own_above) + own_noise - _SLACK <= rival):
                     other = tl.where(leads, of_two, of_one), tl.where(leads, noise_two, noise_one)
-                    tokens = tl.where(kept, key_of(x, ids), _LARGEST_KEY), mass, of_leader.to(tl.int32)
-                    last = _last_needed(tokens, key_of(value, token), (own, own_noise), other, third, likely)
+                    order_of_kept = tl.where(kept, key_of(x, ids), _LARGEST_KEY)
+                    winner, of_mass = key_of(value, token), (row_max, scale)
+                    last = _last_needed(order_of_kept, winner, of_mass, (own, own_noise), other, third, likely)
                     needed_value, needed_id = value_of(last >> 32), token_of(last)
                 proposal = record + FIRST + EACH * num
                 tl.store(proposal + NEEDED_VALUE, needed_value.to(tl.int32, bitcast=True))
@@ -145,24 +146,29 @@ def propose(rows, tiles, whole, slot, request, WIDE: tl.constexpr, T: tl.constex
 
 
 @triton.jit
-def _last_needed(tokens, winner, own, other, third, likely):
+def _last_needed(keys, winner, of_mass, own, other, third, likely):
     """Key (of `key_of`) of the last token of two tiles that is needed for a tile and its `winner` to win.
 
-    tokens: keys of the kept ones of both tiles, masses, and whether they are of the winning tile; own, other: mass and
-    noise of that tile and of its rival; third: what no other tile's key exceeds. Tokens are dropped one by one, the
-    last ones first, as long as nothing changes, and as they are not above what is `likely` to be dropped.
+    keys: of the kept tokens of both tiles; of_mass: maximum of the row and scale; own, other: mass and noise of the
+    winner's tile and of its rival; third: what no other tile's key exceeds. Tokens are dropped one by one, the last
+    ones first, as long as nothing changes, and as they are not above what is `likely` to be dropped.
     """
-    keys, masses, of_winner = tokens
     own_mass, own_noise = own
     other_mass, other_noise = other
     enough, least = own_mass * _LEAST_SHARE, other_mass * _LEAST_SHARE
     last, num, stays = winner * 0 - _LARGEST_KEY, 0, own_mass > 0
     while stays:
-        last, mass, is_own = lowest(tl.where(keys > last, keys, _LARGEST_KEY), masses, of_winner)
-        own_mass -= tl.where(is_own != 0, mass, 0.0)
-        other_mass = tl.maximum(other_mass - tl.where(is_own != 0, 0.0, mass), least)
-        rival = tl.maximum(tl.log(other_mass) + other_noise, third)
-        stays = (own_mass > enough) & (tl.log(own_mass) + own_noise - _SLACK > rival)
-        num += 1
-        stays = stays & (last != winner) & (value_of(last >> 32) <= likely) & (num < _MOST_DROPPED)
+        # Two of them by one exchange between threads.
+        next_key, after = two_lowest(tl.where(keys > last, keys, _LARGEST_KEY))
+        for i in tl.static_range(2):
+            if stays:
+                last = next_key if i == 0 else after
+                mass = mass_of_tokens(value_of(last >> 32), of_mass[0], of_mass[1])
+                is_own = token_of(last) // TILE == token_of(winner) // TILE
+                own_mass -= tl.where(is_own, mass, 0.0)
+                other_mass = tl.maximum(other_mass - tl.where(is_own, 0.0, mass), least)
+                rival = tl.maximum(tl.log(other_mass) + other_noise, third)
+                stays = (own_mass > enough) & (tl.log(own_mass) + own_noise - _SLACK > rival)
+                num += 1
+                stays = stays & (last != winner) & (value_of(last >> 32) <= likely) & (num < _MOST_DROPPED)
     return last

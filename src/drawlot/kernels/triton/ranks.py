@@ -47,7 +47,7 @@ def rank_by_raw(
     own = token + tl.arange(0, 1)
     x = tl.max(load_as(rows, row, own, own >= 0, True))
     tile = tl.arange(0, T)
-    maxima = tl.load(tiles.raw_maxima + row * tiles.stride + tile, mask=tile < rows.num_tiles, other=MINUS_INF)
+    maxima = tl.load(tiles.raw_maxima + row * tiles.stride + tile, mask=tile < tiles.num, other=MINUS_INF)
     num_tiles = select_tiles_before(lists, row, maxima, x)
     # Other threads have stored the law, and maybe a rank.
     tl.debug_barrier()

@@ -8,6 +8,7 @@ from drawlot.kernels.triton.values import LAST_ID, MINUS_INF
 
 _ONE_BY_ONE = tl.constexpr(runtime.interpret)
 """The interpreter reduces tuples in Python, element by element"""
+_LARGEST_KEY = tl.constexpr(2**63 - 1)
 
 
 @triton.jit
@@ -193,23 +194,19 @@ def _two_largest(a_key, a_token, a_next, a_next_token, a_third, b_key, b_token, 
 
 
 @triton.jit
-def lowest(key, mass, which):
-    """The lowest key (int64) of a block, each of which one alone has, and what stands beside it: float32 and int32."""
+def two_lowest(key):
+    """The two lowest keys (int64) of a block, each of which one alone has."""
     if _ONE_BY_ONE:
-        result = (
-            tl.min(key),
-            tl.max(tl.where(key == tl.min(key), mass, 0.0)),
-            tl.max(tl.where(key == tl.min(key), which, 0)),
-        )
+        lowest = tl.min(key)
+        result = lowest, tl.min(tl.where(key == lowest, _LARGEST_KEY, key))
     else:
-        result = tl.reduce((key, mass, which), 0, _lowest)
+        result = tl.reduce((key, tl.full(key.shape, _LARGEST_KEY, tl.int64)), 0, _two_lowest)
     return result
 
 
 @triton.jit
-def _lowest(a_key, a_mass, a_which, b_key, b_mass, b_which):
-    is_a = a_key < b_key
-    return tl.minimum(a_key, b_key), tl.where(is_a, a_mass, b_mass), tl.where(is_a, a_which, b_which)
+def _two_lowest(a_key, a_next, b_key, b_next):
+    return tl.minimum(a_key, b_key), tl.minimum(tl.maximum(a_key, b_key), tl.minimum(a_next, b_next))
 
 
 @triton.jit

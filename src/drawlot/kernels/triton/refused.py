@@ -23,7 +23,7 @@ def without_refused(rows, states, tiles, state, row, refused, tile, maxima, sums
 
     What the tiles have stored of `best_groups` still bounds them.
     """
-    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
+    at, exists = row * tiles.stride + tile, tile < tiles.num
     if tiles.raw_sums is not None:
         # Otherwise the scan has stored them.
         if (scan_scale(states, state) == 1.0) & (touches(rows.edits, row) == 0):

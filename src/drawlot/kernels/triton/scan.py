@@ -113,7 +113,7 @@ def scan_block(
     follow(OVERLAP)
     # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
     state = tl.load(states.index + row)
-    logits = load_all_logits(rows, row, ids, (tile < rows.num_tiles)[:, None, None])
+    logits = load_all_logits(rows, row, ids, ids >= 0)
     if item == 0:
         place = tl.arange(0, 8)
         tl.store(tiles.control + place, tl.where(place == UNDECIDED, -undecided, 0))
@@ -197,10 +197,10 @@ def _put_tiles(rows, tiles, row, tile, logits, x, scale):
         # What hides a NaN from the sum does not from the status of its row.
         bad = tile_maxima(is_bad(logits).to(tl.int32))
         sums = tl.where(bad != 0, float("nan"), sums)
-    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
-    _put(tiles.maxima, at, maxima, exists, x, LANES)
-    _put(tiles.sums, at, sums, exists, x, LANES)
-    _put(tiles.best_groups, at, best_groups, exists, x, LANES)
+    at = row * tiles.stride + tile
+    _put(tiles.maxima, at, maxima, x, LANES)
+    _put(tiles.sums, at, sums, x, LANES)
+    _put(tiles.best_groups, at, best_groups, x, LANES)
     return maxima
 
 
@@ -208,13 +208,13 @@ def _put_tiles(rows, tiles, row, tile, logits, x, scale):
 def _put_raw_tiles(rows, tiles, row, tile, raw, maxima):
     """Stores what raw logprobs need of tiles of raw values."""
     LANES: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth
-    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
-    _put(tiles.raw_maxima, at, maxima, exists, raw, LANES)
-    _put(tiles.raw_sums, at, tile_sums(raw, maxima, 1.0), exists, raw, LANES)
+    at = row * tiles.stride + tile
+    _put(tiles.raw_maxima, at, maxima, raw, LANES)
+    _put(tiles.raw_sums, at, tile_sums(raw, maxima, 1.0), raw, LANES)
 
 
 @triton.jit
-def _put(base, at, of_tile, mask, x, LANES: tl.constexpr):
+def _put(base, at, of_tile, x, LANES: tl.constexpr):
     """Stores a number of each tile, from the threads that have it: as a block of M they would exchange it first.
 
     LANES: 32, and half as many for half-width logits, of which a thread has eight side by side.
@@ -227,7 +227,7 @@ def _put(base, at, of_tile, mask, x, LANES: tl.constexpr):
     else:
         lane = tl.arange(0, x.shape[1])[None, :]
         place, first = of_each(at, x) + lane, lane == 0
-    tl.store(base + place, of_each(of_tile, x), mask=of_each(mask, x) & first)
+    tl.store(base + place, of_each(of_tile, x), mask=first)
 
 
 @triton.jit

@@ -10,10 +10,10 @@ from torch import Tensor
 from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted
 from drawlot.kernels.triton.arguments import Columns, Lists, Overlay, Rows, Summary, Tiles, Wanted, Whole
 from drawlot.kernels.triton.edits import overlay_of
-from drawlot.kernels.triton.one_read import NUM_COUNTS
 from drawlot.kernels.triton.proposal import RECORD
 from drawlot.kernels.triton.ranges import NUM_RANGES, NUM_SUMS
 from drawlot.kernels.triton.tensors import adjacent
+from drawlot.kernels.triton.weigh_proposals import NUM_COUNTS
 
 SCAN_TILES = 16
 """Tiles that a program of the scan reads"""
@@ -114,6 +114,7 @@ class Workspace(NamedTuple):
                 raw_maxima,
                 raw_sums,
                 width,
+                triton.cdiv(num_tiles, SCAN_TILES) * SCAN_TILES,
                 empty(integer, 8),
             ),
             Lists(

@@ -142,7 +142,7 @@ def law_kernel(
     if not LEFT:
         follow(OVERLAP)
 
-    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
+    at, exists = row * tiles.stride + tile, tile < tiles.num
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     draft, x = tl.load(judged.drafts + row), tl.load(judged.draft_values + row)
     line, refused = tl.load(judged.lines + row), tl.load(judged.refused + row)

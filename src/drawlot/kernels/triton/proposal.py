@@ -138,7 +138,7 @@ def propose(rows, tiles, whole, slot, request, WIDE: tl.constexpr, T: tl.constex
                 num += 1
                 cut_value, cut_id = needed_value, needed_id - 1
                 races = (num < MOST) & (needed_value < likely)
-        if races:
+        if races & (leader < third):
             one, two, third = two_largest(keys, tile)
             ids = tl.where(is_one, one, two) * TILE + place % TILE
             x = load_values(rows, row, ids, place >= 0)

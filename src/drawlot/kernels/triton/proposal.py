@@ -15,7 +15,7 @@ from drawlot.kernels.triton.likely_cut import likely_cut, sample_for_cut
 from drawlot.kernels.triton.listing import key_of, token_of
 from drawlot.kernels.triton.noise import gumbel
 from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, z_of
-from drawlot.kernels.triton.reduce import first_largest, sum_four, two_largest, two_lowest
+from drawlot.kernels.triton.reduce import LARGEST_KEY, first_largest, sum_four, two_largest, two_lowest
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, load_values, order_of, value_of
 
@@ -28,7 +28,6 @@ NEEDED_VALUE, NEEDED_ID, VALUE, TOKEN = (tl.constexpr(i) for i in range(4))
 
 _MOST_DROPPED = tl.constexpr(32)
 """Tokens that are tried one by one; then the next of them is needed, though less might do"""
-_LARGEST_KEY = tl.constexpr(2**63 - 1)
 _SLACK = tl.constexpr(1e-4)
 """More than what rounding adds to a key"""
 _LEAST_MASS, _LEAST_SHARE = tl.constexpr(1e-30), tl.constexpr(1e-2)
@@ -126,9 +125,9 @@ def propose(rows, tiles, whole, slot, request, WIDE: tl.constexpr, T: tl.constex
                 own_above = tl.where(leads, above_one, above_two)
                 if (value <= likely) | (tl.log(own_above) + own_noise - _SLACK <= rival):
                     other = tl.where(leads, of_two, of_one), tl.where(leads, noise_two, noise_one)
-                    order_of_kept = tl.where(kept, key_of(x, ids), _LARGEST_KEY)
+                    kept_keys = tl.where(kept, key_of(x, ids), LARGEST_KEY)
                     winner, of_mass = key_of(value, token), (row_max, scale)
-                    last = _last_needed(order_of_kept, winner, of_mass, (own, own_noise), other, third, likely)
+                    last = _last_needed(kept_keys, winner, of_mass, (own, own_noise), other, third, likely)
                     needed_value, needed_id = value_of(last >> 32), token_of(last)
                 proposal = record + FIRST + EACH * num
                 tl.store(proposal + NEEDED_VALUE, needed_value.to(tl.int32, bitcast=True))
@@ -138,6 +137,7 @@ def propose(rows, tiles, whole, slot, request, WIDE: tl.constexpr, T: tl.constex
                 num += 1
                 cut_value, cut_id = needed_value, needed_id - 1
                 races = (num < MOST) & (needed_value < likely)
+        # As long as one of the two leads, no other tile is read.
         if races & (leader < third):
             one, two, third = two_largest(keys, tile)
             ids = tl.where(is_one, one, two) * TILE + place % TILE
@@ -156,10 +156,10 @@ def _last_needed(keys, winner, of_mass, own, other, third, likely):
     own_mass, own_noise = own
     other_mass, other_noise = other
     enough, least = own_mass * _LEAST_SHARE, other_mass * _LEAST_SHARE
-    last, num, stays = winner * 0 - _LARGEST_KEY, 0, own_mass > 0
+    last, num, stays = winner * 0 - LARGEST_KEY, 0, own_mass > 0
     while stays:
         # Two of them by one exchange between threads.
-        next_key, after = two_lowest(tl.where(keys > last, keys, _LARGEST_KEY))
+        next_key, after = two_lowest(tl.where(keys > last, keys, LARGEST_KEY))
         for i in tl.static_range(2):
             if stays:
                 last = next_key if i == 0 else after

@@ -8,7 +8,8 @@ from drawlot.kernels.triton.values import LAST_ID, MINUS_INF
 
 _ONE_BY_ONE = tl.constexpr(runtime.interpret)
 """The interpreter reduces tuples in Python, element by element"""
-_LARGEST_KEY = tl.constexpr(2**63 - 1)
+LARGEST_KEY = tl.constexpr(2**63 - 1)
+"""No token has it"""
 
 
 @triton.jit
@@ -198,9 +199,9 @@ def two_lowest(key):
     """The two lowest keys (int64) of a block, each of which one alone has."""
     if _ONE_BY_ONE:
         lowest = tl.min(key)
-        result = lowest, tl.min(tl.where(key == lowest, _LARGEST_KEY, key))
+        result = lowest, tl.min(tl.where(key == lowest, LARGEST_KEY, key))
     else:
-        result = tl.reduce((key, tl.full(key.shape, _LARGEST_KEY, tl.int64)), 0, _two_lowest)
+        result = tl.reduce((key, tl.full(key.shape, LARGEST_KEY, tl.int64)), 0, _two_lowest)
     return result
 
 

@@ -113,6 +113,7 @@ def scan_block(
     follow(OVERLAP)
     # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
     state = tl.load(states.index + row)
+    # Not masked by tile: past the last one no id is a token's.
     logits = load_all_logits(rows, row, ids, ids >= 0)
     if item == 0:
         place = tl.arange(0, 8)

@@ -1,0 +1,116 @@
+"""Several reductions of a block at once: as a GPU reduces them, and one by one, as Triton's interpreter does."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+import triton
+import triton.language as tl
+
+from drawlot.kernels.triton import reduce
+from tests.kernel_mutant import KernelMutant
+
+pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter")
+
+
+@triton.jit
+def lowest_kernel(keys, found, N: tl.constexpr):
+    first, second = reduce.two_lowest(tl.load(keys + tl.arange(0, N)))
+    tl.store(found, first)
+    tl.store(found + 1, second)
+
+
+@triton.jit
+def largest_kernel(keys, found, N: tl.constexpr):
+    place = tl.arange(0, N)
+    first, second, third = reduce.two_largest(tl.load(keys + place), place)
+    tl.store(found, first)
+    tl.store(found + 1, second)
+    tl.store(found + 2, third)
+
+
+@triton.jit
+def merge_lowest_kernel(pairs, found, N: tl.constexpr):
+    at = pairs + tl.arange(0, N)
+    first, second = reduce._two_lowest(tl.load(at), tl.load(at + N), tl.load(at + 2 * N), tl.load(at + 3 * N))
+    tl.store(found + tl.arange(0, N), first)
+    tl.store(found + N + tl.arange(0, N), second)
+
+
+@triton.jit
+def merge_largest_kernel(keys, found, N: tl.constexpr):
+    at, place = keys + tl.arange(0, N), tl.zeros([N], tl.int32)
+    one, _, two, _, three = reduce._two_largest(
+        tl.load(at),
+        place,
+        tl.load(at + N),
+        place + 1,
+        tl.load(at + 2 * N),
+        tl.load(at + 3 * N),
+        place + 3,
+        tl.load(at + 4 * N),
+        place + 4,
+        tl.load(at + 5 * N),
+    )
+    tl.store(found + tl.arange(0, N), one)
+    tl.store(found + N + tl.arange(0, N), two)
+    tl.store(found + 2 * N + tl.arange(0, N), three)
+
+
+def check_merged_lowest() -> None:
+    # Of a GPU's threads both sides have a next one; the interpreter takes up one element after the other.
+    halves = torch.rand(2, 2, 64, generator=torch.Generator().manual_seed(1)).mul(2**40).long().sort(1).values
+    found = torch.zeros(2, 64, dtype=torch.int64)
+    merge_lowest_kernel[(1,)](halves, found, 64)
+    assert found.equal(halves.flatten(0, 1).sort(0).values[:2])
+
+
+def check_merged_largest() -> None:
+    halves = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(2)).sort(1, descending=True).values
+    found = torch.zeros(3, 64)
+    merge_largest_kernel[(1,)](halves.contiguous(), found, 64)
+    assert found.equal(halves.flatten(0, 1).sort(0, descending=True).values[:3])
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_both_ways_find_the_two_lowest(one_by_one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reduce, "_ONE_BY_ONE", tl.constexpr(one_by_one))
+    generator = torch.Generator().manual_seed(32)
+    for _ in range(20):
+        keys, found = torch.randperm(32, generator=generator) - 16, torch.zeros(2, dtype=torch.int64)
+        # As where tokens are dropped.
+        keys[keys > 0] = 2**63 - 1
+        lowest_kernel[(1,)](keys, found, 32)
+        assert found.tolist() == keys.sort().values[:2].tolist()
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_both_ways_find_the_two_largest_and_the_third(one_by_one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reduce, "_ONE_BY_ONE", tl.constexpr(one_by_one))
+    generator = torch.Generator().manual_seed(33)
+    for _ in range(20):
+        keys, found = torch.randn(32, generator=generator), torch.zeros(3)
+        largest_kernel[(1,)](keys, found, 32)
+        largest, places = keys.topk(3)
+        assert found.tolist() == [*places[:2].tolist(), float(largest[2])]
+
+
+@pytest.mark.parametrize("check", [check_merged_lowest, check_merged_largest])
+def test_two_sides_are_merged(check: Callable[[], None]) -> None:
+    check()
+
+
+@pytest.mark.parametrize(
+    ("check", "mutant"),
+    [
+        (check_merged_lowest, KernelMutant("its next", reduce._two_lowest, "tl.minimum(a_next, b_next)", "a_next")),
+        (check_merged_lowest, KernelMutant("its key", reduce._two_lowest, "tl.maximum(a_key, b_key)", "b_next")),
+        (check_merged_largest, KernelMutant("a third", reduce._two_largest, "tl.maximum(a_third, b_third)", "a_third")),
+    ],
+    ids=lambda given: given.name if isinstance(given, KernelMutant) else "",
+)
+def test_wrong_merges_are_seen(check: Callable[[], None], mutant: KernelMutant) -> None:
+    with mutant.planted(), pytest.raises(AssertionError):
+        check()

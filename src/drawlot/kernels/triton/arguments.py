@@ -132,14 +132,13 @@ class Lists(NamedTuple):
 
     tile_ids: Tensor
     """int32 [N, T]: groups of four from the front, tiles from the back, see `listing.select_groups`"""
-    token_values: Tensor
-    """float32 [N, room]"""
-    token_ids: Tensor
-    """int32 [N, room]"""
+    keys: Tensor
+    """int64 [N, room]: the tokens, see `listing.key_of`; `listing.NO_KEY` past the end"""
     masses: Tensor
     """int64 [N, room]: exp(z) 2^40 of each, in the order of their values"""
     numbers: Tensor
-    """int32 [N, 2]: how many groups and tiles, how many tokens; see `listing.load_numbers` and `listing.list_tokens`"""
+    """int32 [N, 4], 16 bytes a row: how many groups and tiles, how many tokens; see `listing.load_numbers` and
+    `listing.list_tokens`"""
     width: int
     """T"""
     room: int

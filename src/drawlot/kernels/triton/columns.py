@@ -6,14 +6,14 @@ import triton.language as tl
 from drawlot.kernels.triton.column_values import has_probability, law_of_row, load_as, result_of
 from drawlot.kernels.triton.listing import (
     clear_list,
-    comes_before,
     line_of,
     list_tokens,
     load_groups,
-    load_list,
+    load_keys,
     load_numbers,
     select_groups,
     survey,
+    value_and_token,
 )
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.ranks import count_in_tiles, select_tiles_before
@@ -142,13 +142,12 @@ def _put_top(
 ):
     """Stores the first num_top (at most ROOM) kept tokens of the order from column 1 on."""
     _, _, _, cut_order, cut_id = law
-    has_token = maxima > MINUS_INF
     orders = order_of(maxima)
     found = survey(maxima, maxima != maxima)
-    line, _ = line_of(orders, has_token, found, num_top)
+    line, _ = line_of(orders, found, num_top)
     cut_id = tl.where(line > cut_order, LAST_ID, cut_id)
     cut_order = tl.maximum(line, cut_order)
-    listed, value, token = _list_from(rows, row, lists, orders, best_groups, cut_order, cut_id, RAW, ROOM, BLOCK)
+    listed, keys = _list_from(rows, row, lists, orders, best_groups, cut_order, cut_id, RAW, ROOM, BLOCK)
     if listed > ROOM:
         # Too many reach the line: the exact cut, which leaves num_top of them.
         cut_order64, cut_id = cut_at_count(
@@ -156,14 +155,14 @@ def _put_top(
         )
         cut_order = cut_order64.to(tl.int32)
         tl.debug_barrier()
-        listed, value, token = _list_from(rows, row, lists, orders, best_groups, cut_order, cut_id, RAW, ROOM, BLOCK)
+        listed, keys = _list_from(rows, row, lists, orders, best_groups, cut_order, cut_id, RAW, ROOM, BLOCK)
     rank = tl.zeros([ROOM], tl.int32)
     start = 0
     while start < listed:
-        other_value, other_token = load_list(lists, row, start + tl.arange(0, _CHUNK))
-        earlier = comes_before(other_value[:, None], other_token[:, None], value[None, :], token[None, :])
+        earlier = load_keys(lists, row, start + tl.arange(0, _CHUNK))[:, None] > keys[None, :]
         rank += tl.sum(earlier.to(tl.int32), 0)
         start += _CHUNK
+    value, token = value_and_token(keys)
     top = (tl.arange(0, ROOM) < listed) & (rank < num_top)
     tl.store(ids + 1 + rank, token, mask=top)
     tl.store(logprobs + 1 + rank, _result(value, token, law, RAW, LOGITS), mask=top)

@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.bracket import mass_of
-from drawlot.kernels.triton.listing import clear_list, key_of, load_list, ranks_of_list, token_of
+from drawlot.kernels.triton.listing import NO_KEY, clear_list, key_of, load_keys, ranks_of_list, token_of
 from drawlot.kernels.triton.ranges import NUM_RANGES, has_ranges
 from drawlot.kernels.triton.reduce import FIXED_POINT
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, value_of
+from drawlot.kernels.triton.values import LAST_ID, value_of
 
 _BITS = tl.constexpr(8)
 _FEW = tl.constexpr(128)
@@ -123,8 +123,7 @@ def _copy_few(lists, whole, row, listed, ROOM: tl.constexpr):
     value, token = _load(whole, row, slot, slot < listed, ROOM)
     # Others may still read what was there before.
     tl.debug_barrier()
-    tl.store(lists.token_values + row * lists.room + slot, tl.where(slot < listed, value, MINUS_INF))
-    tl.store(lists.token_ids + row * lists.room + slot, tl.where(slot < listed, token, LAST_ID))
+    tl.store(lists.keys + row * lists.room + slot, tl.where(slot < listed, key_of(value, token), NO_KEY))
     tl.debug_barrier()
 
 
@@ -147,9 +146,7 @@ def _take(lists, whole, row, first, last, listed, ROOM: tl.constexpr):
         key = _load_keys(whole, row, start, listed, ROOM)
         inside = (key >= first) & (key <= last)
         at = tl.atomic_add(whole.taken + row + tl.zeros([_BLOCK], tl.int32), 1, mask=inside, sem="relaxed")
-        fits, at = inside & (at < _FEW), row * lists.room + at
-        tl.store(lists.token_values + at, value_of(key >> 32), mask=fits)
-        tl.store(lists.token_ids + at, token_of(key), mask=fits)
+        tl.store(lists.keys + row * lists.room + at, key, mask=inside & (at < _FEW))
         start += _BLOCK
     tl.debug_barrier()
     return tl.load(whole.taken + row)
@@ -176,9 +173,8 @@ def _cut_of_few(lists, row, num, need, by_mass, row_max, scale):
     by_mass: 1, or each counts one; 0: their mass is not asked for.
     """
     slot = tl.arange(0, _FEW)
-    value, token = load_list(lists, row, slot)
-    rank = ranks_of_list(lists, row, num, value, token, slot, _FEW)
-    key = key_of(value, token)
+    key = load_keys(lists, row, slot)
+    rank = ranks_of_list(lists, row, num, key, slot, _FEW)
     mass = _mass_of(key, row_max, scale)
     tl.store(lists.masses + row * lists.room + rank, tl.where(slot < num, tl.where(by_mass == 1, mass, 1), 0))
     tl.debug_barrier()

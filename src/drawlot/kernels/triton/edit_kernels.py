@@ -36,7 +36,7 @@ def lay_over_kernel(rows, edits, NUM_PROGRAMS: tl.constexpr, PARTS: tl.constexpr
         kind = 0
     else:
         part = program * PARTS + tl.arange(0, PARTS)
-        kind, left, asked = begin_to_lay(rows, edits, row, slot, part)
+        kind, left, asked = begin_to_lay(rows, edits, row, part, load_asked(edits, row, slot, part))
         while tl.max(left) != 0:
             _, _, left = lay_next(rows, edits, row, slot, asked, part, left)
     if program == 0:
@@ -50,19 +50,28 @@ def slot_of(edits, state):
 
 
 @triton.jit
-def begin_to_lay(rows, edits, row, slot, part):
-    """Writes to `rows.edits` which tokens of parts [M] of it are touched.
-
-    Returns the kind of the row there, the bits of each part's touched tokens (int32 [M]), and what is asked of them.
-    """
-    overlay, tables = rows.edits, edits.tables
-    # All at once, before any branch.
+def load_asked(edits, row, slot, part):
+    """What is asked of a row that edits a slot, and the words with the bits of parts [M] of it: all at once."""
+    tables = edits.tables
     num_drafts, word = tl.load(edits.local_positions + row), part // PARTS_OF_WORD
     touched = tl.load(tables.touched + slot * tables.num_words + word, mask=word < tables.num_words, other=0)
     limits, penalties = tables.limits + slot * 4, tables.penalties + slot * 4
     too_short = tl.load(edits.positions + row) < tl.load(limits)
     only_allowed, num_bad_words, has_bias = tl.load(limits + 1) != 0, tl.load(limits + 2), tl.load(limits + 3) != 0
     repetition, frequency, presence = tl.load(penalties), tl.load(penalties + 1), tl.load(penalties + 2)
+    asked = num_drafts, too_short, only_allowed, num_bad_words, has_bias, repetition, frequency, presence
+    return touched, asked
+
+
+@triton.jit
+def begin_to_lay(rows, edits, row, part, loaded):
+    """Writes to `rows.edits` which tokens of parts [M] of it are touched; loaded: of `load_asked`.
+
+    Returns the kind of the row there, the bits of each part's touched tokens (int32 [M]), and what is asked of them.
+    """
+    overlay, tables, word = rows.edits, edits.tables, part // PARTS_OF_WORD
+    touched, asked = loaded
+    num_drafts, only_allowed = asked[0], asked[2]
     # Drafts before the row count as output.
     back = 0
     while back < num_drafts:
@@ -71,7 +80,6 @@ def begin_to_lay(rows, edits, row, slot, part):
         back += 1
     is_first = part % PARTS_OF_WORD == 0
     tl.store(overlay.touched + row * overlay.words + word, touched, mask=is_first & (word < tables.num_words))
-    asked = num_drafts, too_short, only_allowed, num_bad_words, has_bias, repetition, frequency, presence
     return tl.where(only_allowed, 2, 1), (touched >> (part % PARTS_OF_WORD * PART)) & 0xFFFF, asked
 
 

@@ -19,7 +19,7 @@ from drawlot.kernels.triton.proposal import put_request
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.ranks import ask_for_rank, rank_by_raw
 from drawlot.kernels.triton.reduce import sum_of_masses
-from drawlot.kernels.triton.scan import GROUP, GROUPS, group_of, raw_apart
+from drawlot.kernels.triton.scan import GROUP, GROUPS, LOG2_E, group_of, raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import (
     ALL_COLUMNS,
@@ -89,6 +89,7 @@ def finish_kernel(
     temperature, key = temperature_of(states, state), noise_key(states, state, row)
     top_k, top_p, min_p = filters_of(states, state)
     filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    scale = scan_scale(states, state)
     wants = is_row & False
     if wanted is not None:
         wants = is_row & (tl.load(wanted.wanted + state) != 0)
@@ -140,7 +141,7 @@ def finish_kernel(
     # While tokens are being loaded.
     raw_log_mass = row_max
     if tiles.raw_sums is not None:
-        is_apart = raw_apart(rows, scan_scale(states, state), row)
+        is_apart = raw_apart(rows, scale, row)
         raw_log_mass = _put_raw_mass(tiles, summary, row, at, exists, maxima, sums, row_max, is_apart)
     # Edits move tokens of raw logits: their ranks are to be counted.
     is_known = (edited == 0) if RAW else is_row
@@ -264,7 +265,7 @@ def _num_top(wanted, state, ROOM: tl.constexpr):
 @triton.jit
 def log_row_mass(maxima, sums, row_max):
     """float32: log of a row's mass at T = 1, relative to row_max."""
-    return tl.log(sum_of_masses(tl.where(sums > 0, sums * tl.exp(maxima - row_max), 0.0)))
+    return tl.log(sum_of_masses(tl.where(sums > 0, sums * tl.exp2((maxima - row_max) * LOG2_E), 0.0)))
 
 
 @triton.jit

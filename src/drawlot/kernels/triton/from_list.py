@@ -12,6 +12,7 @@ from drawlot.kernels.triton.listing import (
     ranks_of_list,
     select_groups,
     survey,
+    value_and_token,
 )
 from drawlot.kernels.triton.noise import gumbel
 from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, z_of
@@ -70,16 +71,14 @@ def begin_list(
     need = tl.where(top_k > 0, top_k, tl.where(filtered, _WITHOUT_TOP_K, LAST_ID)).to(tl.int32)
     tile = tl.arange(0, T)
     orders = order_of(maxima)
-    has_token = maxima > MINUS_INF
     if T <= _FEW_TILES:
         # Fewer tiles than tokens needed: the line is drawn through the tokens themselves.
         ids = ids_of(tile)
         x = load_allowed(rows, refused, row, ids, ids >= 0).reshape(T * TILE)
         token_orders = order_of(x)
-        has_value = x > MINUS_INF
-        line, _ = line_of(token_orders, has_value, survey(x, x != x), need)
+        line, _ = line_of(token_orders, survey(x, x != x), need)
     else:
-        line, _ = line_of(orders, has_token, found, need)
+        line, _ = line_of(orders, found, need)
     select_groups(lists, row, orders, best_groups, line, LAST_ID)
     tl.debug_barrier()
     num_alone, num_crowded = load_numbers(lists, row)
@@ -125,21 +124,29 @@ def draw_from_list(
     rank is told by others; counts: whether to count the row in `undecided` as soon as the list decides it;
     raw_log_mass: of the raw logits, if they have the same values.
     """
-    listed, value, token = list_row(rows, None, lists, row, begun, ROOM, BLOCK)
+    # The mass of what is kept, and the cut, are for logprobs of what is kept.
+    TELLS_CUT: tl.constexpr = not RAW and (columns is not None or all_columns is not None)
+    listed, keys = list_row(rows, None, lists, row, begun, ROOM, BLOCK)
+    value, token = value_and_token(keys)
     z = z_of(value, row_max, temperature, WIDE)
     mass = tl.exp(z)
     # Early, where other work waits for memory.
     noises = noises_of_list(token, key, TARGET_TILE, TARGET_TOKEN, WIDE)
-    done, rank, num_kept, total = cut_list(lists, row, begun[0], listed, value, token, z, mass, filters, row_mass, ROOM)
+    done, rank, num_kept, total = cut_list(
+        lists, row, begun[0], listed, keys, z, mass, filters, row_mass, TELLS_CUT, ROOM
+    )
     winner, keeps = tl.full([], -1, tl.int32), row < 0
     if done:
         if counts:
             tl.atomic_add(undecided, 1, sem="relaxed")
-        last, kept = rank == num_kept - 1, rank < num_kept
-        tl.store(summary.cut_value + row + token * 0, value, mask=last)
-        tl.store(summary.cut_id + row + token * 0, token, mask=last)
+        kept = rank < num_kept
+        log_mass = tl.zeros([], z.dtype)
+        if TELLS_CUT:
+            last = rank == num_kept - 1
+            tl.store(summary.cut_value + row + token * 0, value, mask=last)
+            tl.store(summary.cut_id + row + token * 0, token, mask=last)
+            log_mass = tl.log(of_fixed(total).to(z.dtype))
         winner = race_in_list(tl.where(kept, mass, 0.0), z, kept, token, noises)
-        log_mass = tl.log(of_fixed(total).to(z.dtype))
         put(drawn, summary, row, winner, 0, LISTED, row_max, log_mass)
         if columns is None and all_columns is None:
             tl.store(summary.rank + row + token * 0, rank + 1, mask=token == winner)
@@ -173,7 +180,7 @@ def _has_top(num_top, listed, line, columns, RAW: tl.constexpr, ROOM: tl.constex
 
 @triton.jit
 def list_row(rows, refused, lists, row, begun, ROOM: tl.constexpr, BLOCK: tl.constexpr):
-    """How many tokens reach the line, and the values and ids of the list, of which there is more if they are too many.
+    """How many tokens reach the line, and the keys of the list, of which there is more if they are too many.
 
     refused: as for `load_groups`; begun: what `begin_list` returns.
     """
@@ -196,23 +203,24 @@ def cut_list(
     row,
     line,
     listed,
-    value,
-    token,
+    keys,
     z,
     mass,
     filters,
     row_mass,
+    WEIGHS: tl.constexpr,
     ROOM: tl.constexpr,
 ):
     """Whether a list holds all that its row keeps; ranks of its tokens, how many are kept, and their mass (int64).
 
-    line: that tokens of the list reach; listed, value, token: what `list_row` returns; z, mass: of the tokens;
-    row_mass: what `mass_for_top_p` returns; the rest as for `draw_from_list`.
+    line: that tokens of the list reach; listed, keys: what `list_row` returns; z, mass: of the tokens; row_mass: what
+    `mass_for_top_p` returns; WEIGHS: whether the mass is asked for where the list holds all, else it is any; the rest
+    as for `draw_from_list`.
     """
     top_k, top_p, min_p = filters
     slot = tl.arange(0, ROOM)
     has_room, listed = listed <= ROOM, tl.minimum(listed, ROOM)
-    rank = ranks_of_list(lists, row, listed, value, token, slot, ROOM)
+    rank = ranks_of_list(lists, row, listed, keys, slot, ROOM)
 
     # How many tokens top_k and min_p keep, and whether the list shows it.
     num_kept = tl.where(top_k > 0, tl.minimum(top_k, listed), listed).to(tl.int32)
@@ -238,8 +246,9 @@ def cut_list(
         before = up_to - in_order
         within = ((before.to(tl.float64) < limit) | (slot == 0)) & (slot < num_kept)
         num_kept = total_of(within.to(tl.int32))
-        total = element_of(up_to, tl.maximum(num_kept, 1) - 1)
-    else:
+        if WEIGHS:
+            total = element_of(up_to, tl.maximum(num_kept, 1) - 1)
+    elif WEIGHS:
         total = tl.sum(tl.where(rank < num_kept, whole, 0))
     return done & has_room, rank, num_kept, total
 

@@ -22,8 +22,11 @@ _SCALE_OF_GUMBEL = tl.constexpr(6**0.5 / 3.141592653589793)
 """Of one with deviation 1"""
 _MEAN_OF_GUMBEL = tl.constexpr(0.5772156649015329)
 """Of one with mode 0 and scale 1"""
+_LN2 = tl.constexpr(0.6931471805599453)
 _COUNT_BITS = tl.constexpr(16)
 _SECOND = tl.constexpr(1 << 16)
+NO_KEY = tl.constexpr(-0x7F800001 << 32)
+"""Of a list past its end: what -inf with the last id would have"""
 
 
 @triton.jit
@@ -43,15 +46,15 @@ def survey(x, is_bad):
 
 
 @triton.jit
-def line_of(orders, exists, found, need):
+def line_of(orders, found, need):
     """A line (int32, an order) that at least `need` of the orders reach, and few more; all do if they are fewer.
 
     The k-th largest tile maximum is such a line for k tokens, since a tile's maximum is a token. It is found to within
     a few tiles, by counting above four pivots a round. The first are quantiles of a Gumbel law, which maxima of many
     values have (Fisher and Tippett, 1928): mostly one round does.
 
-    orders: int32 [M]; exists: which count; found: what `survey` says of them; need: int32. Returns the line, and how
-    many reach it.
+    orders: int32 [M]; found: what `survey` says of them; need: int32. Returns the line, and how many reach it. Pivots
+    are above the lowest order of a finite value, so that no other reaches them.
     """
     highest, lowest, num, mean, deviation = found
     reach = num
@@ -60,8 +63,7 @@ def line_of(orders, exists, found, need):
     pivots = _likely_lines(mean, deviation, need.to(tl.float32) / num, low, high)
     # Nothing is added to the need: of a row that lists all it is the largest number there is.
     while (reach - _SLACK > need) & (high != low + 1):
-        lower = _reaches(orders, pivots[0], pivots[1], exists)
-        upper = _reaches(orders, pivots[2], pivots[3], exists)
+        lower, upper = _reaches(orders, pivots[0], pivots[1]), _reaches(orders, pivots[2], pivots[3])
         lower, upper = sum_two(lower, upper)
         for i in tl.static_range(4):
             count = ((lower if i < 2 else upper) >> (i % 2) * _COUNT_BITS) & 0xFFFF
@@ -79,7 +81,7 @@ def line_of(orders, exists, found, need):
 def _likely_lines(mean, deviation, share, low, high):
     """Four orders, ascending, between low and high: above them should lie little more or less than a share."""
     scale = deviation * _SCALE_OF_GUMBEL
-    mode, log_share = mean - scale * _MEAN_OF_GUMBEL, tl.log(share)
+    mode, log_share = mean - scale * _MEAN_OF_GUMBEL, tl.log2(share) * _LN2
     return (
         _likely_line(mode, scale, log_share, share, 1.7, 0.5306, low, high),
         _likely_line(mode, scale, log_share, share, 1.25, 0.2231, low, high),
@@ -96,25 +98,23 @@ def _likely_line(mode, scale, log_share, share, times: tl.constexpr, log_times: 
 
 
 @triton.jit
-def _reaches(orders, pivot, next_pivot, exists):
+def _reaches(orders, pivot, next_pivot):
     """int32: two flags of 16 bits; there are fewer orders than 2^15."""
-    flags = tl.where(orders >= pivot, 1, 0) + tl.where(orders >= next_pivot, _SECOND, 0)
-    return tl.where(exists, flags, 0)
+    return tl.where(orders >= pivot, 1, 0) + tl.where(orders >= next_pivot, _SECOND, 0)
 
 
 @triton.jit
 def select_tiles(lists, row, tile, selected):
     """Lists the ids of the selected tiles [T], ascending. A barrier must follow before they are read."""
-    at = tl.cumsum(selected.to(tl.int32), 0) - 1
+    # See `select_groups`.
+    at = tl.max_contiguous(tl.multiple_of(tl.cumsum(selected.to(tl.int32), 0) - 1, 4), 4)
     tl.store(lists.tile_ids + row * lists.width + at, tile, mask=selected)
 
 
 @triton.jit
 def clear_list(lists, row, ROOM: tl.constexpr):
     """Fills a list with what is after every token, so that it can be read without a mask. A barrier must follow."""
-    at = row * lists.room + tl.arange(0, ROOM)
-    tl.store(lists.token_values + at, tl.full([ROOM], float("-inf"), tl.float32))
-    tl.store(lists.token_ids + at, tl.full([ROOM], LAST_ID, tl.int32))
+    tl.store(lists.keys + row * lists.room + tl.arange(0, ROOM), tl.full([ROOM], NO_KEY, tl.int64))
 
 
 @triton.jit
@@ -133,19 +133,19 @@ def select_groups(lists, row, orders, best_groups, cut_order, cut_id):
     up_to = tl.cumsum(flags, 0)
     before = up_to - flags
     at = tl.where(alone, before & 0xFFFF, lists.width - 1 - (before >> _COUNT_BITS))
-    tl.store(
-        lists.tile_ids + row * lists.width + at,
-        tl.where(alone, best, tile),
-        mask=alone | crowded,
-    )
+    last: tl.constexpr = orders.shape[0] - 1
+    # As if each four places were side by side, so that threads store what they have: else all is exchanged before. No
+    # mask may be computed from such places: it would be taken to be the same for four.
+    at = tl.max_contiguous(tl.multiple_of(at, 4), 4)
+    tl.store(lists.tile_ids + row * lists.width + at, tl.where(alone, best, tile), mask=alone | crowded)
     # Who needs it waits for the list as well: quicker than a sum.
-    tl.store(lists.numbers + 2 * row + tile * 0, up_to, mask=tile == orders.shape[0] - 1)
+    tl.store(lists.numbers + 4 * row + tl.multiple_of(tile - last, 4), up_to, mask=tile == last)
 
 
 @triton.jit
 def load_numbers(lists, row):
     """How many groups, and how many tiles `select_groups` has listed."""
-    number = tl.load(lists.numbers + 2 * row)
+    number = tl.load(lists.numbers + 4 * row)
     return number & 0xFFFF, number >> _COUNT_BITS
 
 
@@ -208,8 +208,8 @@ def list_tokens(
 
     num_alone, num_crowded: of `load_numbers`; group, x: what `load_groups` returns of the first ones.
 
-    Returns how many tokens there are, counting on to the block where the room ends, and what `load_list` returns of
-    all slots: if there are more than these, anything.
+    Returns how many tokens there are, counting on to the block where the room ends, and the keys of all slots: if
+    there are more than these, anything.
     """
     # Every finite value reaches the lowest one.
     cut_value = value_of(tl.maximum(cut_order, MINUS_INF_ORDER + 1))
@@ -217,7 +217,7 @@ def list_tokens(
     # More groups than room have more tokens.
     listed = tl.where(num_alone > ROOM, num_alone, 0)
     slot = tl.arange(0, ROOM)
-    value, token = tl.full([ROOM], float("-inf"), tl.float32), tl.full([ROOM], LAST_ID, tl.int32)
+    keys = tl.full([ROOM], NO_KEY, tl.int64)
     start = 0
     while (start < num_slots) & (listed <= ROOM):
         ids, own = _ids_of_groups(group), x
@@ -236,19 +236,19 @@ def list_tokens(
         first = listed + ((up_to - flags) & 0xFFFF)
         own = _put_best(lists, row, own, ids, number > 0, first, ROOM)
         place = tl.arange(0, BLOCK)
-        tl.store(lists.numbers + 2 * row + 1 + place * 0, up_to, mask=place == BLOCK - 1)
+        tl.store(lists.numbers + 4 * row + 1 + place * 0, up_to, mask=place == BLOCK - 1)
         tl.debug_barrier()
-        value, token = load_list(lists, row, slot)
-        total = tl.load(lists.numbers + 2 * row + 1)
+        keys = load_keys(lists, row, slot)
+        total = tl.load(lists.numbers + 4 * row + 1)
         if total >= _SECOND:
             taken = 1
             while taken < 4:
                 own = _put_best(lists, row, own, ids, number > taken, first + taken, ROOM)
                 taken += 1
             tl.debug_barrier()
-            value, token = load_list(lists, row, slot)
+            keys = load_keys(lists, row, slot)
         listed += total & 0xFFFF
-    return listed, value, token
+    return listed, keys
 
 
 @triton.jit
@@ -256,17 +256,14 @@ def _put_best(lists, row, x, ids, has_token, at, ROOM: tl.constexpr):
     """Lists the best token of each group [M, 4] at these places [M], and returns the groups without it."""
     value = tl.max(x, 1)
     token = tl.min(tl.where(x == value[:, None], ids, LAST_ID), 1)
-    fits = has_token & (at < ROOM)
-    tl.store(lists.token_values + row * lists.room + at, value, mask=fits)
-    tl.store(lists.token_ids + row * lists.room + at, token, mask=fits)
+    tl.store(lists.keys + row * lists.room + at, key_of(value, token), mask=has_token & (at < ROOM))
     return tl.where(ids == token[:, None], MINUS_INF, x)
 
 
 @triton.jit
-def load_list(lists, row, slot):
-    """Values (float32) and ids (int32) of the slots of a list; past its end -inf and LAST_ID."""
-    at = row * lists.room + slot
-    return tl.load(lists.token_values + at), tl.load(lists.token_ids + at)
+def load_keys(lists, row, slot):
+    """Keys of the slots of a list."""
+    return tl.load(lists.keys + row * lists.room + slot)
 
 
 @triton.jit
@@ -288,21 +285,26 @@ def token_of(key):
 
 
 @triton.jit
-def ranks_of_list(lists, row, listed, value, token, slot, ROOM: tl.constexpr):
+def value_and_token(keys):
+    """Values (float32) and ids (int32) of tokens, by their keys: -inf and LAST_ID for `NO_KEY`."""
+    return value_of(keys >> 32), token_of(keys)
+
+
+@triton.jit
+def ranks_of_list(lists, row, listed, keys, slot, ROOM: tl.constexpr):
     """How many tokens of the list come before each of it, int32 [ROOM]; those after its end come last.
 
     By comparing all pairs, the others along axis 0, where threads add up alone: for so few tokens quicker than putting
-    them in order.
+    them in order. keys: of all slots.
     """
-    own = key_of(value, token)
     rank = tl.zeros([2, ROOM], tl.int32)
-    next_value, next_token = load_list(lists, row, tl.arange(0, _CHUNK))
+    following = load_keys(lists, row, tl.arange(0, _CHUNK))
     start = 0
     while start < listed:
-        other = key_of(next_value, next_token)
+        others = following
         start += _CHUNK
         # While these are compared.
-        next_value, next_token = load_list(lists, row, tl.minimum(start, ROOM - _CHUNK) + tl.arange(0, _CHUNK))
-        earlier = other[:, None] > own[None, :]
+        following = load_keys(lists, row, tl.minimum(start, ROOM - _CHUNK) + tl.arange(0, _CHUNK))
+        earlier = others[:, None] > keys[None, :]
         rank += tl.sum(earlier.to(tl.int32).reshape(_CHUNK // 2, 2, ROOM), 0)
     return tl.where(slot < listed, tl.sum(rank, 0), slot)

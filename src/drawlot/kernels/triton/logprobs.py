@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from drawlot.kernels.inputs import Edits, LogprobsWanted
+from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted
 from drawlot.kernels.triton.all_tokens import put_many_top_tokens
 from drawlot.kernels.triton.arguments import Columns, Drawn, States, Wanted
 from drawlot.kernels.triton.columns import columns_kernel
@@ -65,8 +65,8 @@ def logprobs_of(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> tu
         states = States(floats, ints, asked_of(floats, ints, None), 1, zeros, zeros, None)
         packed = pack(rows), pack(states)
         num_blocks = triton.cdiv(rows.num_tiles, SCAN_TILES)
-        shape = {"NUM_BLOCKS": num_blocks, "TILES": SCAN_TILES, "OVERLAP": overlaps(device)}
-        how: dict[str, Any] = {"num_warps": scan_warps, "enable_fp_fusion": False}
+        shape = {"NUM_BLOCKS": num_blocks, "TILES": SCAN_TILES, "FULL": rows.vocab_size % TILE == 0}
+        how: dict[str, Any] = {"OVERLAP": overlaps(device), "num_warps": scan_warps, "enable_fp_fusion": False}
         Launch(scan_kernel, lambda n: n * num_blocks, work.tiles, **shape, **how)(n, *packed)
         maxima = work.tiles.maxima[:, : rows.num_tiles].double()
         maximum = maxima.amax(1)

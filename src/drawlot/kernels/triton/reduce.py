@@ -61,6 +61,7 @@ def _span_and_moments(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
     return tl.maximum(a0, b0), tl.minimum(a1, b1), a2 + b2, a3 + b3, a4 + b4
 
 
+_WORD = tl.constexpr(2**21 - 1)
 FIXED_POINT = tl.constexpr(2.0**40)
 """What masses are multiplied with to become integers, whose sums are the same in every order: room for 2^22 tokens"""
 
@@ -68,7 +69,15 @@ FIXED_POINT = tl.constexpr(2.0**40)
 @triton.jit
 def fixed_sum_of_masses(mass):
     """int64 sum of numbers in [0, 128], the same in every layout and order."""
-    return tl.sum((mass * FIXED_POINT).to(tl.int64))
+    N: tl.constexpr = mass.shape[0]
+    fixed = (mass * FIXED_POINT).to(tl.int64)
+    if N >= 1024:
+        # Of a line that a warp has to itself three words of 21 bits are summed by one instruction each.
+        of_thread = tl.sum(fixed.reshape(N // 128, 32, 4), 2)
+        low, middle = (of_thread & _WORD).to(tl.int32), ((of_thread >> 21) & _WORD).to(tl.int32)
+        low, middle, high = tl.sum(low, 1), tl.sum(middle, 1), tl.sum((of_thread >> 42).to(tl.int32), 1)
+        fixed = low.to(tl.int64) + (middle.to(tl.int64) << 21) + (high.to(tl.int64) << 42)
+    return tl.sum(fixed)
 
 
 @triton.jit
@@ -80,7 +89,7 @@ def of_fixed(mass):
 @triton.jit
 def sum_of_masses(mass):
     """As `fixed_sum_of_masses`, in float32."""
-    return of_fixed(fixed_sum_of_masses(mass)).to(tl.float32)
+    return fixed_sum_of_masses(mass).to(tl.float32) * (1 / FIXED_POINT)
 
 
 @triton.jit
@@ -192,6 +201,23 @@ def _two_largest(a_key, a_token, a_next, a_next_token, a_third, b_key, b_token, 
     # Of the lower of the best and the higher of the next ones the lower, or a third one.
     third = tl.minimum(tl.minimum(a_key, b_key), tl.maximum(a_next, b_next))
     return key, token, after, after_token, tl.maximum(third, tl.maximum(a_third, b_third))
+
+
+@triton.jit
+def two_highest(high, low, axis: tl.constexpr):
+    """Along an axis of pairs, high >= low, the two highest of all numbers, which may be equal."""
+    if _ONE_BY_ONE:
+        first, is_first = tl.max(high, axis), high == tl.expand_dims(tl.max(high, axis), axis)
+        second = tl.maximum(tl.max(low, axis), tl.max(tl.where(is_first, MINUS_INF, high), axis))
+        result = first, tl.where(tl.sum(is_first.to(tl.int32), axis) > 1, first, second)
+    else:
+        result = tl.reduce((high, low), axis, _two_highest)
+    return result
+
+
+@triton.jit
+def _two_highest(a, a_next, b, b_next):
+    return tl.maximum(a, b), tl.maximum(tl.minimum(a, b), tl.maximum(a_next, b_next))
 
 
 @triton.jit

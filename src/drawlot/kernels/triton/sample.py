@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SampledRows
+from drawlot.kernels.inputs import TILE, Edits, LogprobsWanted, RowParams, SampledRows
 from drawlot.kernels.triton.all_tokens import put_many_top_tokens
 from drawlot.kernels.triton.arguments import Columns, Drawn, Rows, States, Wanted
 from drawlot.kernels.triton.finish import finish_kernel
@@ -56,7 +56,7 @@ def sample_rows(
         states = _states(params, logits.shape[1], None if asked is None else asked.wanted)
         packed = pack(rows), pack(states)
         mode = "raw_logprobs" if wanted is None else wanted.mode
-        for launch in launches_of_draw(work, rows.num_tiles, asked, columns, mode, drawn, wide=wide):
+        for launch in launches_of_draw(work, rows.vocab_size, asked, columns, mode, drawn, wide=wide):
             launch(n, *packed)
         if wanted is not None and asked is not None and columns is not None and columns.count > 1:
             launch_of_columns(work, asked, drawn, columns, wanted.mode)(n, *packed)
@@ -66,7 +66,7 @@ def sample_rows(
 
 def launches_of_draw(
     work: Workspace,
-    num_tiles: int,
+    vocab_size: int,
     wanted: Wanted | None,
     columns: Columns | None,
     mode: str,
@@ -79,7 +79,7 @@ def launches_of_draw(
 
     Args:
         work: Scratch.
-        num_tiles: Of a row.
+        vocab_size: Of a row.
         wanted: Which rows want logprobs; None: nobody does.
         columns: Where they go. A drawn token's only column is filled here, by the way; more take a launch of their own.
         mode: Of the logprobs.
@@ -88,6 +88,7 @@ def launches_of_draw(
         reads_whole: Some rows are read again as a rule, not by chance alone.
     """
     device = drawn.status.device
+    num_tiles = triton.cdiv(vocab_size, TILE)
     num_blocks = triton.cdiv(num_tiles, SCAN_TILES)
     whole_tiles, rank_tiles = min(WHOLE_TILES, work.tile_block), min(RANK_TILES, work.tile_block)
     num_programs = (programs_together if reads_whole else programs_beside)(device)
@@ -109,6 +110,7 @@ def launches_of_draw(
             work.tiles,
             NUM_BLOCKS=num_blocks,
             TILES=SCAN_TILES,
+            FULL=vocab_size % TILE == 0,
             num_warps=scan_warps,
             maxnreg=scan_registers,
             enable_fp_fusion=False,

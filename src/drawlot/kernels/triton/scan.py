@@ -3,12 +3,14 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.edit_kernels import PART, begin_to_lay, lay_next
+from drawlot.kernels.triton.edit_kernels import PART, begin_to_lay, lay_next, load_asked
 from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.reduce import two_highest
 from drawlot.kernels.triton.states import asked_of_scan
 from drawlot.kernels.triton.summary import UNDECIDED
 from drawlot.kernels.triton.values import (
     MINUS_INF,
+    MINUS_INF_ORDER,
     TILE,
     grammar_masked,
     is_bad,
@@ -58,22 +60,39 @@ def tile_maxima(x):
 
 
 @triton.jit
-def best_group(x):
+def best_group(x, SIDE: tl.constexpr = 1):
     """Of tiles: the maximum; the first of 32 groups of four neighbours that has it, and what the others reach.
 
-    x: as for `tile_sums`. The latter in one int32, see `group_of` and `others_of`.
+    x: as for `tile_sums`; SIDE: groups that a thread has side by side of slices. The latter in one int32, see
+    `group_of` and `others_of`.
     """
     if len(x.shape) == 3:
-        PER_SLICE: tl.constexpr = GROUPS // x.shape[1]
-        best = tl.max(x.reshape(x.shape[0], x.shape[1], PER_SLICE, GROUP), 3)
-        group = (tl.arange(0, x.shape[1]) * PER_SLICE)[None, :, None] + tl.arange(0, PER_SLICE)[None, None, :]
+        maxima, first, others = _best_group_of_slices(x, SIDE)
     else:
         best = tl.max(x.reshape(x.shape[0], GROUPS, GROUP), 2)
         group = tl.arange(0, GROUPS)[None, :]
-    maxima = tile_maxima(best)
-    first = -tile_maxima(tl.where(best == of_each(maxima, x), -group, -GROUPS))
-    others = tile_maxima(tl.where(group == of_each(first, x), MINUS_INF, best))
+        maxima = tl.max(best, 1)
+        first = tl.min(tl.where(best == maxima[:, None], group, GROUPS), 1)
+        others = tl.max(tl.where(group == first[:, None], MINUS_INF, best), 1)
     return maxima, (order_of(others) & -GROUPS) | first
+
+
+@triton.jit
+def _best_group_of_slices(x, SIDE: tl.constexpr):
+    """Maxima, the first groups that have them, and what the others reach."""
+    M: tl.constexpr = x.shape[0]
+    THREADS: tl.constexpr = 32 // (SIDE * GROUP)
+    best = tl.max(x.reshape(M, 4, THREADS, SIDE, GROUP), 4)
+    # Pairs of slices, then what a thread has, then what a tile has.
+    one, other = tl.split(tl.permute(best.reshape(M, 2, 2, THREADS, SIDE), (0, 1, 3, 4, 2)))
+    high, low = two_highest(tl.maximum(one, other), tl.minimum(one, other), 1)
+    high, low = two_highest(high, low, 2)
+    maxima, others = two_highest(high, low, 1)
+    # Numbers that do not depend on the thread are constants.
+    group = tl.arange(0, 4)[:, None, None] * (THREADS * SIDE) + tl.arange(0, SIDE)[None, None, :]
+    first = tl.where(best == maxima[:, None, None, None], group[None, :, :, :], GROUPS)
+    first = tl.min(tl.min(first, 3), 1) + (tl.arange(0, THREADS) * SIDE)[None, :]
+    return maxima, tl.min(first, 1), others
 
 
 @triton.jit
@@ -89,10 +108,18 @@ def others_of(best_groups):
 
 
 @triton.jit
-def scan_kernel(rows, states, tiles, NUM_BLOCKS: tl.constexpr, TILES: tl.constexpr, OVERLAP: tl.constexpr):
-    """Program: TILES tiles of one row."""
+def scan_kernel(
+    rows,
+    states,
+    tiles,
+    NUM_BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
+    FULL: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program: TILES tiles of one row. FULL: every tile of a row has 128 tokens."""
     num_rows = tl.num_programs(0) // NUM_BLOCKS
-    scan_block(rows, states, tiles, tl.program_id(0), num_rows, NUM_BLOCKS, TILES, OVERLAP)
+    scan_block(rows, states, tiles, tl.program_id(0), num_rows, NUM_BLOCKS, TILES, FULL, OVERLAP)
 
 
 @triton.jit
@@ -104,17 +131,27 @@ def scan_block(
     undecided,
     NUM_BLOCKS: tl.constexpr,
     TILES: tl.constexpr,
+    FULL: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Item: a block of TILES tiles of one row. undecided: how many have to count themselves decided."""
+    """Item: a block of TILES tiles of one row. undecided: how many have to count themselves decided.
+
+    FULL: as for `scan_kernel`.
+    """
     row = (item // NUM_BLOCKS).to(tl.int64)
     tile = (item % NUM_BLOCKS) * TILES + tl.arange(0, TILES)
     ids = slices_of(tile)
+    if FULL:
+        # Of what there is no tile of, the last one is read: masks take 24 of 360 instructions.
+        ids = slices_of(tl.minimum(tile, rows.num_tiles - 1))
     follow(OVERLAP)
     # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
     state = tl.load(states.index + row)
-    # Not masked by tile: past the last one no id is a token's.
-    logits = load_all_logits(rows, row, ids, ids >= 0)
+    if FULL:
+        logits = load_all_logits(rows, row, ids, None)
+    else:
+        # Not masked by tile: past the last one no id is a token's.
+        logits = load_all_logits(rows, row, ids, ids >= 0)
     if item == 0:
         place = tl.arange(0, 8)
         tl.store(tiles.control + place, tl.where(place == UNDECIDED, -undecided, 0))
@@ -130,11 +167,14 @@ def scan_block(
             slot = tl.load(rows.edits_of.tables.slot_of + state)
             kind = 0
             if slot >= 0:
+                part = (item % NUM_BLOCKS) * (TILES * PARTS) + tl.arange(0, TILES * PARTS)
+                # On its way while raw values are summed.
+                loaded = load_asked(rows.edits_of, row, slot, part)
                 if tiles.raw_sums is not None:
                     if wants:
                         # First, since raw values that are kept beside edited ones would take too many registers.
                         _put_raw_tiles(rows, tiles, row, tile, raw, tile_maxima(raw))
-                x, kind = _edited(rows, row, slot, (item % NUM_BLOCKS) * TILES, raw, ids)
+                x, kind = _edited(rows, row, slot, part, loaded, raw, ids)
                 _put_tiles(rows, tiles, row, tile, logits, x, scale)
             else:
                 _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, wants)
@@ -156,14 +196,14 @@ def scan_block(
 
 
 @triton.jit
-def _edited(rows, row, slot, first, raw, ids):
-    """Values of tiles from the first on of a row that a request edits, and its kind; lays them over the row, too.
+def _edited(rows, row, slot, part, loaded, raw, ids):
+    """Values of tiles of a row that a request edits, and its kind; lays them over the row, too.
 
-    Other programs lay new values over other words: what these have is read by none before the scan ends.
+    part, loaded: of the tiles, as for `begin_to_lay`. Other programs lay new values over other words: what these have
+    is read by none before the scan ends.
     """
     TILES: tl.constexpr = raw.shape[0]
-    part = first * PARTS + tl.arange(0, TILES * PARTS)
-    kind, left, asked = begin_to_lay(rows, rows.edits_of, row, slot, part)
+    kind, left, asked = begin_to_lay(rows, rows.edits_of, row, part, loaded)
     # Parts of the tokens among these, told so that a thread looks up four neighbours at once.
     of_tile, of_slice, of_lane = tl.arange(0, TILES) * PARTS, tl.arange(0, 4) * (32 // PART), tl.arange(0, 32) // PART
     place = of_tile[:, None, None] + of_slice[None, :, None] + of_lane[None, None, :]
@@ -171,8 +211,10 @@ def _edited(rows, row, slot, first, raw, ids):
     x = raw
     if kind == 2:
         x = tl.where(is_bad(raw), float("nan"), MINUS_INF)
-    while tl.max(left) != 0:
+    has_more = row >= 0
+    while has_more:
         token, value, left = lay_next(rows, rows.edits_of, row, slot, asked, part, left)
+        has_more = tl.max(left) != 0
         # From thread to thread: what is laid over the row is far away.
         token, value = tl.gather(token, place, 0).reshape(x.shape), tl.gather(value, place, 0).reshape(x.shape)
         x = tl.where(token == ids, value, x)
@@ -192,16 +234,16 @@ def _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, wants):
 def _put_tiles(rows, tiles, row, tile, logits, x, scale):
     """Stores what `Tiles` holds of tiles of values x, but for raw ones, and returns their maxima."""
     LANES: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth
-    maxima, best_groups = best_group(x)
+    maxima, best_groups = best_group(x, 32 // LANES)
     sums = tile_sums(x, maxima, scale)
     if rows.bitmask is not None or (rows.edits is not None and rows.edits_of is None):
         # What hides a NaN from the sum does not from the status of its row.
         bad = tile_maxima(is_bad(logits).to(tl.int32))
         sums = tl.where(bad != 0, float("nan"), sums)
-    at = row * tiles.stride + tile
-    _put(tiles.maxima, at, maxima, x, LANES)
-    _put(tiles.sums, at, sums, x, LANES)
-    _put(tiles.best_groups, at, best_groups, x, LANES)
+    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
+    _put(tiles.maxima, at, tl.where(exists, maxima, MINUS_INF), x, LANES)
+    _put(tiles.sums, at, tl.where(exists, sums, 0.0), x, LANES)
+    _put(tiles.best_groups, at, tl.where(exists, best_groups, MINUS_INF_ORDER & -GROUPS), x, LANES)
     return maxima
 
 
@@ -209,9 +251,9 @@ def _put_tiles(rows, tiles, row, tile, logits, x, scale):
 def _put_raw_tiles(rows, tiles, row, tile, raw, maxima):
     """Stores what raw logprobs need of tiles of raw values."""
     LANES: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth
-    at = row * tiles.stride + tile
-    _put(tiles.raw_maxima, at, maxima, raw, LANES)
-    _put(tiles.raw_sums, at, tile_sums(raw, maxima, 1.0), raw, LANES)
+    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
+    _put(tiles.raw_maxima, at, tl.where(exists, maxima, MINUS_INF), raw, LANES)
+    _put(tiles.raw_sums, at, tl.where(exists, tile_sums(raw, maxima, 1.0), 0.0), raw, LANES)
 
 
 @triton.jit

@@ -268,7 +268,7 @@ class StepSampler:
         )
         if num_columns == 0:
             work = work._replace(tiles=work.tiles._replace(raw_maxima=None, raw_sums=None))
-            launches = launches_of_draw(work, self._num_tiles, None, None, self._mode, drawn, **how)
+            launches = launches_of_draw(work, self._vocab_size, None, None, self._mode, drawn, **how)
             return _Plan(next(self._serials), launches, drawn, None, {})
         columns = Columns(
             torch.empty(n * num_columns, dtype=torch.int64, device=device),
@@ -276,7 +276,7 @@ class StepSampler:
             torch.empty(n, dtype=torch.int64, device=device),
             num_columns,
         )
-        launches = launches_of_draw(work, self._num_tiles, self._wanted, columns, self._mode, drawn, **how)
+        launches = launches_of_draw(work, self._vocab_size, self._wanted, columns, self._mode, drawn, **how)
         if num_columns > 1:
             launches.append(launch_of_columns(work, self._wanted, drawn, columns, self._mode))
         return _Plan(next(self._serials), launches, drawn, columns, {})

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.listing import comes_before, load_list
+from drawlot.kernels.triton.listing import comes_before, load_keys, value_and_token
 from drawlot.kernels.triton.race import z_of
 from drawlot.kernels.triton.reduce import of_fixed
 from drawlot.kernels.triton.values import MINUS_INF, TILE
@@ -30,7 +30,7 @@ def wins_surely(lists, row, token, tile, keys, noise, row_max, temperature, WIDE
     token, tile: winner and its tile if all were kept; keys, noise: [T], of the tiles then. Where less is kept keys are
     no larger: the tile has won if what the list has of it beats all others, and so has the token if it is of the list.
     """
-    value, listed = load_list(lists, row, tl.arange(0, ROOM))
+    value, listed = value_and_token(load_keys(lists, row, tl.arange(0, ROOM)))
     tiles = tl.arange(0, keys.shape[0])
     rival = tl.max(tl.where(tiles == tile, MINUS_INF, keys))
     own_noise = tl.max(tl.where(tiles == tile, noise, MINUS_INF))

@@ -119,10 +119,9 @@ class Workspace(NamedTuple):
             ),
             Lists(
                 empty(integer, n, width),
-                empty(single, n, ROOM),
-                empty(integer, n, ROOM),
                 empty(torch.int64, n, ROOM),
-                empty(integer, n, 2),
+                empty(torch.int64, n, ROOM),
+                empty(integer, n, 4),
                 width,
                 ROOM,
             ),

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.from_list import begin_list, cut_list, list_row, mass_for_top_p, may_hold, noises_of_list
-from drawlot.kernels.triton.listing import survey
+from drawlot.kernels.triton.listing import survey, value_and_token
 from drawlot.kernels.triton.race import z_of
 from drawlot.kernels.triton.reduce import of_fixed
 from drawlot.kernels.triton.summary import COUNT, LISTED, NO_TOKEN, UNDECIDED, WHOLE, put_cut
@@ -67,14 +67,15 @@ def cut_row(
     row_mass = mass_for_top_p(maxima, sums, row_max, temperature, filters)
     if (status == 0) & (may_hold(row_mass, filters, ROOM) | (num_tiles <= ROOM)):
         begun = begin_list(rows, refused, row, lists, maxima, best_groups, found, filters, T, ROOM, GROUPS)
-        listed, value, token = list_row(rows, refused, lists, row, begun, ROOM, GROUPS)
+        listed, keys = list_row(rows, refused, lists, row, begun, ROOM, GROUPS)
+        value, token = value_and_token(keys)
         draft_logits = load_draft_logits(drafts, (line,), token, token < LAST_ID)
         z = z_of(value, row_max, temperature, WIDE)
         # While that comes.
         streams = tile_stream(residual, usual), token_stream(residual, usual)
         tile_noise, token_noise = noises_of_list(token, key, streams[0], streams[1], WIDE)
         done, rank, num_kept, total = cut_list(
-            lists, row, begun[0], listed, value, token, z, tl.exp(z), filters, row_mass, ROOM
+            lists, row, begun[0], listed, keys, z, tl.exp(z), filters, row_mass, True, ROOM
         )
         if done:
             tl.atomic_add(tiles.control + UNDECIDED, 1, sem="relaxed")

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.from_list import noises_of_list, race_in_list
 from drawlot.kernels.triton.lazy_race import race_lazily
-from drawlot.kernels.triton.listing import load_list
+from drawlot.kernels.triton.listing import load_keys, value_and_token
 from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.race import log_tile_masses, race_of_range, z_of
 from drawlot.kernels.triton.reduce import first_largest
@@ -82,7 +82,7 @@ def draw(
 @triton.jit
 def load_listed(drafts, lists, row, line, key, residual, WIDE: tl.constexpr, ROOM: tl.constexpr):
     """The list of a row whose line of q is given, as in `no_list`; key, residual: as for `draw_from_list`."""
-    x, ids = load_list(lists, row, tl.arange(0, ROOM))
+    x, ids = value_and_token(load_keys(lists, row, tl.arange(0, ROOM)))
     alone = row < 0
     noises = noises_of_list(ids, key, tile_stream(residual, alone), token_stream(residual, alone), WIDE)
     return x, ids, load_draft_logits(drafts, (line,), ids, ids < LAST_ID), noises[0], noises[1]

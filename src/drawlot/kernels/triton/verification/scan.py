@@ -24,12 +24,14 @@ def scan_step_kernel(
     COLUMNS: tl.constexpr,
     SPARSE: tl.constexpr,
     TILES: tl.constexpr,
+    FULL: tl.constexpr,
     PARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Programs: one a row that a request may have, NUM_BLOCKS a row, NUM_BLOCKS a line of q without a log-sum-exp.
 
-    COLUMNS, SPARSE: powers of two > K, >= tokens of a sparse law; PARTS: into which a block of q is summed.
+    COLUMNS, SPARSE: powers of two > K, >= tokens of a sparse law; FULL: as for `scan_kernel`; PARTS: into which a block
+    of q is summed.
     """
     program = tl.program_id(0)
     # First what waits for one load after the other.
@@ -42,7 +44,7 @@ def scan_step_kernel(
     elif program < first_line:
         # Whole rows wait for all programs that find laws, not for the rows that there are.
         item = program - first_block
-        scan_block(rows, step.states, tiles, item, first_block, NUM_BLOCKS, TILES, OVERLAP)
+        scan_block(rows, step.states, tiles, item, first_block, NUM_BLOCKS, TILES, FULL, OVERLAP)
     else:
         let_next_start(OVERLAP)
         if step.drafts.q.logits is not None:

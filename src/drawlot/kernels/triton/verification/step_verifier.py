@@ -9,7 +9,7 @@ from torch import Tensor
 
 from drawlot.errors import InputError
 from drawlot.kernels.drafts import Method, VerifiedRows
-from drawlot.kernels.inputs import LogprobsWanted
+from drawlot.kernels.inputs import TILE, LogprobsWanted
 from drawlot.kernels.triton.all_tokens import put_many_top_tokens
 from drawlot.kernels.triton.arguments import Columns, Drawn, Overlay, Rows, States
 from drawlot.kernels.triton.launch import Launch, compiling_ahead, pack
@@ -350,6 +350,7 @@ class StepVerifier:
             **shape,
             SPARSE=sparse,
             TILES=SCAN_TILES,
+            FULL=steps._vocab_size % TILE == 0,
             PARTS=SUM_PARTS,
             num_warps=scan_warps,
             **how,
@@ -388,7 +389,7 @@ class StepVerifier:
 
         whole: list[Launch] = []
         if cuts:
-            read_whole = launches_of_draw(work, steps._num_tiles, None, None, steps._mode, drawn, wide=wide)[-1]
+            read_whole = launches_of_draw(work, steps._vocab_size, None, None, steps._mode, drawn, wide=wide)[-1]
             whole = [read_whole, laws(cuts=False, left=True)]
         emitted = Drawn(verified.emitted, verified.status)
         return _Plan(

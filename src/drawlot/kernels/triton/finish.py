@@ -137,7 +137,9 @@ def finish_kernel(
     lists_it = (temperature != 0) & ((filtered & may_list) | (num_tiles <= ROOM))
     begun = found[0], num_tiles, num_tiles, tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK, GROUP], tl.float32)
     if lists_it:
-        begun = begin_list(rows, None, row, lists, maxima, best_groups, found, (top_k, top_p, min_p), T, ROOM, BLOCK)
+        begun = begin_list(
+            rows, None, row, lists, maxima, best_groups, found, temperature, (top_k, top_p, min_p), T, ROOM, BLOCK
+        )
     # While tokens are being loaded.
     raw_log_mass = row_max
     if tiles.raw_sums is not None:

@@ -21,11 +21,12 @@ from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import ALL_COLUMNS, LISTED, put
 from drawlot.kernels.triton.sure_winner import keeps_list
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, order_of
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, order_of, value_of
 
 _WITHOUT_TOP_K = tl.constexpr(64)
 """Tokens that the list of a row without top_k holds at least"""
 _FEW_TILES = tl.constexpr(64)
+_LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
@@ -47,6 +48,15 @@ def may_hold(row_mass, filters, ROOM: tl.constexpr):
 
 
 @triton.jit
+def below_min_p(row_max, temperature, min_p):
+    """An order (int32) that all tokens reach which min_p keeps, and hardly any others do."""
+    distance = temperature.to(tl.float32) * tl.log(min_p.to(tl.float32))
+    # More than rounding takes.
+    slack = (tl.abs(row_max) - distance) * 2.0**-18
+    return order_of(tl.maximum(row_max + distance - slack, _LOWEST)) - 1
+
+
+@triton.jit
 def begin_list(
     rows,
     refused,
@@ -55,6 +65,7 @@ def begin_list(
     maxima,
     best_groups,
     found,
+    temperature,
     filters,
     T: tl.constexpr,
     ROOM: tl.constexpr,
@@ -79,6 +90,8 @@ def begin_list(
         line, _ = line_of(token_orders, survey(x, x != x), need)
     else:
         line, _ = line_of(orders, found, need)
+    if (min_p > 0) & (top_k <= 0):
+        line = tl.minimum(line, below_min_p(value_of(found[0]), temperature, min_p))
     select_groups(lists, row, orders, best_groups, line, LAST_ID)
     tl.debug_barrier()
     num_alone, num_crowded = load_numbers(lists, row)
@@ -132,9 +145,8 @@ def draw_from_list(
     mass = tl.exp(z)
     # Early, where other work waits for memory.
     noises = noises_of_list(token, key, TARGET_TILE, TARGET_TOKEN, WIDE)
-    done, rank, num_kept, total = cut_list(
-        lists, row, begun[0], listed, keys, z, mass, filters, row_mass, TELLS_CUT, ROOM
-    )
+    line = begun[0], z_of(value_of(begun[0]), row_max, temperature, WIDE)
+    done, rank, num_kept, total = cut_list(lists, row, line, listed, keys, z, mass, filters, row_mass, TELLS_CUT, ROOM)
     winner, keeps = tl.full([], -1, tl.int32), row < 0
     if done:
         if counts:
@@ -213,9 +225,9 @@ def cut_list(
 ):
     """Whether a list holds all that its row keeps; ranks of its tokens, how many are kept, and their mass (int64).
 
-    line: that tokens of the list reach; listed, keys: what `list_row` returns; z, mass: of the tokens; row_mass: what
-    `mass_for_top_p` returns; WEIGHS: whether the mass is asked for where the list holds all, else it is any; the rest
-    as for `draw_from_list`.
+    line: that tokens of the list reach, and its z; listed, keys: what `list_row` returns; z, mass: of the tokens;
+    row_mass: what `mass_for_top_p` returns; WEIGHS: whether the mass is asked for where the list holds all, else it is
+    any; the rest as for `draw_from_list`.
     """
     top_k, top_p, min_p = filters
     slot = tl.arange(0, ROOM)
@@ -224,10 +236,11 @@ def cut_list(
 
     # How many tokens top_k and min_p keep, and whether the list shows it.
     num_kept = tl.where(top_k > 0, tl.minimum(top_k, listed), listed).to(tl.int32)
-    done = (top_k > 0) | (line == -LAST_ID)
+    done = (top_k > 0) | (line[0] == -LAST_ID)
     if min_p > 0:
-        above = tl.sum((z >= tl.log(min_p)).to(tl.int32))
-        done = done | (above < listed)
+        least = tl.log(min_p)
+        above = tl.sum((z >= least).to(tl.int32))
+        done = done | (above < listed) | (line[1] < least)
         num_kept = tl.maximum(tl.minimum(num_kept, above), 1)
     # As integers, whose sums know no order.
     whole = (mass * FIXED_POINT).to(tl.int64)

@@ -66,7 +66,7 @@ def cut_row(
     value, token, draft_logits, tile_noise, token_noise = no_list(ROOM, WIDE)
     row_mass = mass_for_top_p(maxima, sums, row_max, temperature, filters)
     if (status == 0) & (may_hold(row_mass, filters, ROOM) | (num_tiles <= ROOM)):
-        begun = begin_list(rows, refused, row, lists, maxima, best_groups, found, filters, T, ROOM, GROUPS)
+        begun = begin_list(rows, refused, row, lists, maxima, best_groups, found, temperature, filters, T, ROOM, GROUPS)
         listed, keys = list_row(rows, refused, lists, row, begun, ROOM, GROUPS)
         value, token = value_and_token(keys)
         draft_logits = load_draft_logits(drafts, (line,), token, token < LAST_ID)
@@ -74,8 +74,9 @@ def cut_row(
         # While that comes.
         streams = tile_stream(residual, usual), token_stream(residual, usual)
         tile_noise, token_noise = noises_of_list(token, key, streams[0], streams[1], WIDE)
+        reached = begun[0], z_of(value_of(begun[0]), row_max, temperature, WIDE)
         done, rank, num_kept, total = cut_list(
-            lists, row, begun[0], listed, keys, z, tl.exp(z), filters, row_mass, True, ROOM
+            lists, row, reached, listed, keys, z, tl.exp(z), filters, row_mass, True, ROOM
         )
         if done:
             tl.atomic_add(tiles.control + UNDECIDED, 1, sem="relaxed")

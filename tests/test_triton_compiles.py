@@ -64,6 +64,13 @@ def test_reads_of_whole_rows_leave_the_cache_to_others() -> None:
     assert sass.count("LDG.E.EF.128") >= 12
 
 
+def test_lists_are_stored_place_by_place() -> None:
+    """Threads would exchange places that are not said to be four side by side; a mask of such would take it for true."""
+    stores = re.findall(r"STG\.E\.128 \S+, (\w+)", disassembled(SAMPLES, "finish_kernel"))
+    # Zeros of ranges are.
+    assert set(stores) <= {"RZ"}
+
+
 def test_requests_with_edits() -> None:
     edits = 'repetition_penalty=1.2, logit_bias={3: 1.0}, bad_words=["no"]'
     names = compiled(SAMPLES.replace("logprobs=0), [1]", f"logprobs=5, {edits}), [1], bad_words_token_ids=[[1, 2]]"))

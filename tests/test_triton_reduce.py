@@ -32,6 +32,22 @@ def largest_kernel(keys, found, N: tl.constexpr):
 
 
 @triton.jit
+def highest_kernel(high, low, found, M: tl.constexpr, N: tl.constexpr):
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    first, second = reduce.two_highest(tl.load(high + at), tl.load(low + at), 1)
+    tl.store(found + tl.arange(0, M), first)
+    tl.store(found + M + tl.arange(0, M), second)
+
+
+@triton.jit
+def merge_highest_kernel(pairs, found, N: tl.constexpr):
+    at = pairs + tl.arange(0, N)
+    first, second = reduce._two_highest(tl.load(at), tl.load(at + N), tl.load(at + 2 * N), tl.load(at + 3 * N))
+    tl.store(found + tl.arange(0, N), first)
+    tl.store(found + N + tl.arange(0, N), second)
+
+
+@triton.jit
 def merge_lowest_kernel(pairs, found, N: tl.constexpr):
     at = pairs + tl.arange(0, N)
     first, second = reduce._two_lowest(tl.load(at), tl.load(at + N), tl.load(at + 2 * N), tl.load(at + 3 * N))
@@ -67,6 +83,15 @@ def check_merged_lowest() -> None:
     assert found.equal(halves.flatten(0, 1).sort(0).values[:2])
 
 
+def check_merged_highest() -> None:
+    # Of few values, so that many are equal.
+    halves = torch.randint(6, (2, 2, 64), generator=torch.Generator().manual_seed(3)).float()
+    halves = halves.sort(1, descending=True).values.contiguous()
+    found = torch.zeros(2, 64)
+    merge_highest_kernel[(1,)](halves, found, 64)
+    assert found.equal(halves.flatten(0, 1).sort(0, descending=True).values[:2])
+
+
 def check_merged_largest() -> None:
     halves = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(2)).sort(1, descending=True).values
     found = torch.zeros(3, 64)
@@ -97,7 +122,17 @@ def test_both_ways_find_the_two_largest_and_the_third(one_by_one: bool, monkeypa
         assert found.tolist() == [*places[:2].tolist(), float(largest[2])]
 
 
-@pytest.mark.parametrize("check", [check_merged_lowest, check_merged_largest])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_both_ways_find_the_two_highest_which_may_be_equal(one_by_one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reduce, "_ONE_BY_ONE", tl.constexpr(one_by_one))
+    pairs = torch.randint(9, (2, 64, 8), generator=torch.Generator().manual_seed(34)).float()
+    pairs[pairs == 0] = float("-inf")
+    (high, low), found = pairs.sort(0, descending=True).values.contiguous(), torch.zeros(2, 64)
+    highest_kernel[(1,)](high, low, found, 64, 8)
+    assert found.equal(pairs.transpose(1, 2).flatten(0, 1).sort(0, descending=True).values[:2])
+
+
+@pytest.mark.parametrize("check", [check_merged_lowest, check_merged_highest, check_merged_largest])
 def test_two_sides_are_merged(check: Callable[[], None]) -> None:
     check()
 
@@ -107,6 +142,8 @@ def test_two_sides_are_merged(check: Callable[[], None]) -> None:
     [
         (check_merged_lowest, KernelMutant("its next", reduce._two_lowest, "tl.minimum(a_next, b_next)", "a_next")),
         (check_merged_lowest, KernelMutant("its key", reduce._two_lowest, "tl.maximum(a_key, b_key)", "b_next")),
+        (check_merged_highest, KernelMutant("the lower", reduce._two_highest, "tl.minimum(a, b)", "b_next")),
+        (check_merged_highest, KernelMutant("b's next", reduce._two_highest, "tl.maximum(a_next, b_next)", "a_next")),
         (check_merged_largest, KernelMutant("a third", reduce._two_largest, "tl.maximum(a_third, b_third)", "a_third")),
     ],
     ids=lambda given: given.name if isinstance(given, KernelMutant) else "",

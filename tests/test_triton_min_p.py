@@ -1,0 +1,81 @@
+"""Rows of min_p alone, in Triton's interpreter: a list that reaches its line holds all that they keep."""
+
+import math
+
+import pytest
+import torch
+
+from drawlot.kernels import reference
+from drawlot.kernels.inputs import Edits, LogprobsWanted
+
+pytest.importorskip("triton")
+
+from drawlot.kernels.triton import from_list, sample
+from drawlot.kernels.triton.summary import LISTED, WHOLE
+from tests.kernel_mutant import KernelMutant
+from tests.test_triton_whole_rows import interpreted, params, workspaces_made
+
+pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+V = 200 * 128
+KEPT = [1, 63, 64, 65, 100, 127, 128, 129, 160]
+LEAST, T = 0.05, 0.8
+
+
+def draw(monkeypatch: pytest.MonkeyPatch, kept: list[int], mode: str = "raw_logprobs") -> tuple[list[int], int]:
+    """The paths of rows that keep so many tokens each, all in tiles of their own, and how many draw a wrong one."""
+    works = workspaces_made(monkeypatch)
+    distance = -T * math.log(LEAST)
+    generator = torch.Generator().manual_seed(5)
+    # Below the line, of the same tiles or of others.
+    x = -1.001 * distance - 6 * torch.rand(len(kept), V, generator=generator)
+    for row, count in zip(x, kept, strict=True):
+        tiles = torch.randperm(V // 128, generator=generator)[:count]
+        row[tiles * 128 + torch.randint(128, (count,), generator=generator)] = torch.linspace(
+            0, -0.999 * distance, count
+        )
+    # At any height of the logits.
+    x += 100 * torch.randn(len(kept), 1, generator=generator)
+    ids = torch.zeros(len(kept), dtype=torch.int64)
+    wanted = LogprobsWanted(mode, ids == 0, ids, ids.unsqueeze(1)[:, :0], 0)
+    rows = params(len(kept), temperature=T, min_p=LEAST)
+    expected, got = (kernels.sample_rows(x, rows, Edits(), wanted) for kernels in (reference, sample))
+    assert expected.logprobs is not None
+    assert got.logprobs is not None
+    wrong = (got.token_ids != expected.token_ids) | (got.logprobs[2] != expected.logprobs[2])
+    torch.testing.assert_close(got.logprobs[1][~wrong], expected.logprobs[1][~wrong], rtol=1e-5, atol=1e-5)
+    return works[0].summary.path.tolist(), int(wrong.sum())
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_as_many_tokens_as_a_list_holds_are_listed(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, wrong = draw(monkeypatch, KEPT, mode)
+    assert wrong == 0
+    assert paths == [LISTED.value if count <= 128 else WHOLE.value for count in KEPT]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "is_wrong"),
+    [
+        (
+            KernelMutant("as without", from_list.begin_list, "line = tl.minimum(line, below", "tl.minimum(line, below"),
+            False,
+        ),
+        (KernelMutant("unsure", from_list.cut_list, "| (line[1] < least)", ""), False),
+        (KernelMutant("line too high", from_list.below_min_p, "tl.log(min_p", "0.5 * tl.log(min_p"), False),
+        (KernelMutant("always all", from_list.cut_list, "(line[1] < least)", "(line[1] < 0)", "short"), True),
+    ],
+    ids=lambda given: given.name if isinstance(given, KernelMutant) else "",
+)
+def test_mutants_are_seen(mutant: KernelMutant, is_wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mutant.planted():
+        if is_wrong:
+            # Their lists begin with the best 64 or so.
+            high = KernelMutant("line too high", from_list.below_min_p, "tl.log(min_p", "0.5 * tl.log(min_p")
+            with high.planted():
+                _, wrong = draw(monkeypatch, [128] * 24)
+            assert wrong > 0
+        else:
+            paths, wrong = draw(monkeypatch, KEPT)
+            assert wrong == 0
+            assert paths[4:7] != [LISTED.value] * 3

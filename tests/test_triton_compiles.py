@@ -65,7 +65,7 @@ def test_reads_of_whole_rows_leave_the_cache_to_others() -> None:
 
 
 def test_lists_are_stored_place_by_place() -> None:
-    """Threads would exchange places that are not said to be four side by side; a mask of such would take it for true."""
+    """Threads would exchange places that are not said to be four side by side; a mask of such takes it for true."""
     stores = re.findall(r"STG\.E\.128 \S+, (\w+)", disassembled(SAMPLES, "finish_kernel"))
     # Zeros of ranges are.
     assert set(stores) <= {"RZ"}

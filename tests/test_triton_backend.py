@@ -19,7 +19,7 @@ interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 # The interpreter takes some 10 ms a row, most of it for what is launched once.
-ROWS = {1: 16, 3: 16, 127: 32, 129: 48, 1000: 48, 4097: 16}
+ROWS = {1: 16, 3: 16, 127: 32, 129: 48, 1000: 48, 1280: 32, 4097: 16}
 
 
 @pytest.fixture

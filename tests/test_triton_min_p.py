@@ -54,28 +54,27 @@ def test_as_many_tokens_as_a_list_holds_are_listed(mode: str, monkeypatch: pytes
     assert paths == [LISTED.value if count <= 128 else WHOLE.value for count in KEPT]
 
 
+SHORTER = KernelMutant("line too high", from_list.below_min_p, "tl.log(min_p", "0.5 * tl.log(min_p")
+
+
 @pytest.mark.parametrize(
-    ("mutant", "is_wrong"),
+    "mutant",
     [
-        (
-            KernelMutant("as without", from_list.begin_list, "line = tl.minimum(line, below", "tl.minimum(line, below"),
-            False,
-        ),
-        (KernelMutant("unsure", from_list.cut_list, "| (line[1] < least)", ""), False),
-        (KernelMutant("line too high", from_list.below_min_p, "tl.log(min_p", "0.5 * tl.log(min_p"), False),
-        (KernelMutant("always all", from_list.cut_list, "(line[1] < least)", "(line[1] < 0)", "short"), True),
+        KernelMutant("as without", from_list.begin_list, "line = tl.minimum(line, below", "tl.minimum(line, below"),
+        KernelMutant("unsure", from_list.cut_list, "| (line[1] < least)", ""),
+        SHORTER,
     ],
-    ids=lambda given: given.name if isinstance(given, KernelMutant) else "",
+    ids=lambda mutant: mutant.name,
 )
-def test_mutants_are_seen(mutant: KernelMutant, is_wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_shorter_list_lacks_is_read_again(mutant: KernelMutant, monkeypatch: pytest.MonkeyPatch) -> None:
     with mutant.planted():
-        if is_wrong:
-            # Their lists begin with the best 64 or so.
-            high = KernelMutant("line too high", from_list.below_min_p, "tl.log(min_p", "0.5 * tl.log(min_p")
-            with high.planted():
-                _, wrong = draw(monkeypatch, [128] * 24)
-            assert wrong > 0
-        else:
-            paths, wrong = draw(monkeypatch, KEPT)
-            assert wrong == 0
-            assert paths[4:7] != [LISTED.value] * 3
+        paths, wrong = draw(monkeypatch, KEPT)
+    assert wrong == 0
+    assert WHOLE.value in paths[4:7]
+
+
+def test_a_shorter_list_that_is_taken_for_all_draws_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken_for_all = KernelMutant("all", from_list.cut_list, "(line[1] < least)", "(line[1] < 0)")
+    with SHORTER.planted(), taken_for_all.planted():
+        _, wrong = draw(monkeypatch, [128] * 24)
+    assert wrong > 0

@@ -40,19 +40,16 @@ def highest_kernel(high, low, found, M: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def merge_highest_kernel(pairs, found, N: tl.constexpr):
+def merge_pairs_kernel(pairs, found, MERGE: tl.constexpr, N: tl.constexpr):
     at = pairs + tl.arange(0, N)
-    first, second = reduce._two_highest(tl.load(at), tl.load(at + N), tl.load(at + 2 * N), tl.load(at + 3 * N))
+    first, second = MERGE(tl.load(at), tl.load(at + N), tl.load(at + 2 * N), tl.load(at + 3 * N))
     tl.store(found + tl.arange(0, N), first)
     tl.store(found + N + tl.arange(0, N), second)
 
 
 @triton.jit
-def merge_lowest_kernel(pairs, found, N: tl.constexpr):
-    at = pairs + tl.arange(0, N)
-    first, second = reduce._two_lowest(tl.load(at), tl.load(at + N), tl.load(at + 2 * N), tl.load(at + 3 * N))
-    tl.store(found + tl.arange(0, N), first)
-    tl.store(found + N + tl.arange(0, N), second)
+def sum_kernel(masses, found, N: tl.constexpr):
+    tl.store(found, reduce.fixed_sum_of_masses(tl.load(masses + tl.arange(0, N))))
 
 
 @triton.jit
@@ -79,7 +76,7 @@ def check_merged_lowest() -> None:
     # Of a GPU's threads both sides have a next one; the interpreter takes up one element after the other.
     halves = torch.rand(2, 2, 64, generator=torch.Generator().manual_seed(1)).mul(2**40).long().sort(1).values
     found = torch.zeros(2, 64, dtype=torch.int64)
-    merge_lowest_kernel[(1,)](halves, found, 64)
+    merge_pairs_kernel[(1,)](halves, found, reduce._two_lowest, 64)
     assert found.equal(halves.flatten(0, 1).sort(0).values[:2])
 
 
@@ -88,8 +85,18 @@ def check_merged_highest() -> None:
     halves = torch.randint(6, (2, 2, 64), generator=torch.Generator().manual_seed(3)).float()
     halves = halves.sort(1, descending=True).values.contiguous()
     found = torch.zeros(2, 64)
-    merge_highest_kernel[(1,)](halves, found, 64)
+    merge_pairs_kernel[(1,)](halves, found, reduce._two_highest, 64)
     assert found.equal(halves.flatten(0, 1).sort(0, descending=True).values[:2])
+
+
+def check_sums() -> None:
+    # 512: in one way, the others by words; up to what all tokens of a tile weigh if they are equal.
+    for n in (512, 1024, 2048):
+        masses = 128 * torch.rand(n, generator=torch.Generator().manual_seed(n))
+        masses[::3], masses[1::3] = 128.0, masses[1::3] * 1e-9
+        found = torch.zeros(1, dtype=torch.int64)
+        sum_kernel[(1,)](masses, found, n)
+        assert found.item() == int((masses.double() * 2**40).long().sum())
 
 
 def check_merged_largest() -> None:
@@ -132,6 +139,10 @@ def test_both_ways_find_the_two_highest_which_may_be_equal(one_by_one: bool, mon
     assert found.equal(pairs.transpose(1, 2).flatten(0, 1).sort(0, descending=True).values[:2])
 
 
+def test_masses_are_summed_exactly() -> None:
+    check_sums()
+
+
 @pytest.mark.parametrize("check", [check_merged_lowest, check_merged_highest, check_merged_largest])
 def test_two_sides_are_merged(check: Callable[[], None]) -> None:
     check()
@@ -144,10 +155,16 @@ def test_two_sides_are_merged(check: Callable[[], None]) -> None:
         (check_merged_lowest, KernelMutant("its key", reduce._two_lowest, "tl.maximum(a_key, b_key)", "b_next")),
         (check_merged_highest, KernelMutant("the lower", reduce._two_highest, "tl.minimum(a, b)", "b_next")),
         (check_merged_highest, KernelMutant("b's next", reduce._two_highest, "tl.maximum(a_next, b_next)", "a_next")),
+        (check_sums, KernelMutant("middle word", reduce.fixed_sum_of_masses, "<< 21)", "<< 20)")),
+        (check_sums, KernelMutant("high word", reduce.fixed_sum_of_masses, "of_thread >> 42", "of_thread >> 43")),
+        (
+            check_sums,
+            KernelMutant("low word", reduce.fixed_sum_of_masses, "low.to(tl.int64) +", "0 * low.to(tl.int64) +"),
+        ),
         (check_merged_largest, KernelMutant("a third", reduce._two_largest, "tl.maximum(a_third, b_third)", "a_third")),
     ],
     ids=lambda given: given.name if isinstance(given, KernelMutant) else "",
 )
-def test_wrong_merges_are_seen(check: Callable[[], None], mutant: KernelMutant) -> None:
+def test_wrong_ones_are_seen(check: Callable[[], None], mutant: KernelMutant) -> None:
     with mutant.planted(), pytest.raises(AssertionError):
         check()

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from drawlot.kernels.triton.bracket import LARGEST
 from drawlot.kernels.triton.column_values import fit_a_list, put_column, put_columns, result_of
 from drawlot.kernels.triton.listing import (
     line_of,
@@ -26,7 +27,6 @@ from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, orde
 _WITHOUT_TOP_K = tl.constexpr(64)
 """Tokens that the list of a row without top_k holds at least"""
 _FEW_TILES = tl.constexpr(64)
-_LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
@@ -49,11 +49,14 @@ def may_hold(row_mass, filters, ROOM: tl.constexpr):
 
 @triton.jit
 def below_min_p(row_max, temperature, min_p):
-    """An order (int32) that all tokens reach which min_p keeps, and hardly any others do."""
+    """An order (int32) that all tokens reach which min_p keeps, and hardly any others do.
+
+    Few instructions, where `bracket.min_p_line` searches for the line itself in float64.
+    """
     distance = temperature.to(tl.float32) * tl.log(min_p.to(tl.float32))
     # More than rounding takes.
     slack = (tl.abs(row_max) - distance) * 2.0**-18
-    return order_of(tl.maximum(row_max + distance - slack, _LOWEST)) - 1
+    return order_of(tl.maximum(row_max + distance - slack, -LARGEST)) - 1
 
 
 @triton.jit

@@ -28,12 +28,12 @@ ALL = [
 OF_LISTS = [
     KernelMutant("raw ranks by edited maxima", ranks.rank_by_raw, "tiles.raw_maxima +", "tiles.maxima +"),
     KernelMutant("edited values among raw ones", ranks.rank_by_raw, "own, own >= 0, True)", "own, own >= 0, False)"),
-    KernelMutant("counted with itself", ranks.count_in_tiles, "comes_before(values, ids, x, token)", "(values >= x)"),
-    KernelMutant("too few tiles", ranks.select_tiles_before, "maxima >= x", "maxima >= x + 1.0"),
+    KernelMutant("counted with itself", ranks._count_before, "comes_before(values, ids, x, token)", "(values >= x)"),
+    KernelMutant("too few tiles", ranks.may_have_before, "maxima >= x", "maxima >= x + 1.0"),
     KernelMutant("few top tokens", from_list._has_top, "has_top & ((num_top <= listed)", "has_top & ((num_top > -1)"),
     KernelMutant("given ids forgotten", finish._num_top, "tl.where(first >= 0, ROOM + 1, num_top)", "num_top"),
     KernelMutant("top tokens as they lie", column_values.put_columns, "ids + 1 + rank, tl", "ids + 1 + rank * 0, tl"),
     KernelMutant("as many as the list has", column_values.put_columns, "rank < num_top", "rank > -1"),
-    KernelMutant("top tokens forgotten", column_values.put_result, "has_column & (num_top == 0) &", "has_column &"),
+    KernelMutant("top tokens forgotten", column_values.wants_first, "has_column & (num_top == 0) &", "has_column &"),
     KernelMutant("rank of nobody", column_values.put_result, "tl.where(is_told, ALL_COLUMNS, rank)", "rank * 0 + 2"),
 ]

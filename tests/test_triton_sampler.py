@@ -429,9 +429,9 @@ print(warm, len(compiled) - warm, len(launched), compiled_before[0])
 
 def test_nothing_is_compiled_after_the_warm_up() -> None:
     warm, later, launched, before = counted(COMPILATIONS)
-    # The scan in eight forms, whole rows in twelve, the finish in as many for few, more and many rows, columns in four;
-    # bad words, commit and writes.
-    assert 60 < warm < 74
+    # The scan in eight forms, whole rows in twelve, the finish in as many for few, more and many rows; bad words,
+    # commit and writes.
+    assert 56 < warm < 70
     assert later == 0
     assert launched > 200
     # At once, by all processors, before anything runs.

@@ -311,10 +311,12 @@ def test_each_row_is_decided_once(vocab_size: int, asked: str, monkeypatch: pyte
     got = sample.sample_rows(x, rows, edits, wanted)
     assert got.token_ids.tolist() == expected.token_ids.tolist()
     control = works[0].tiles.control.tolist()
-    assert control[UNDECIDED.value] == 0
+    assert control[UNDECIDED.value] & 0xFFFFFFFF == 0
     # The flat row of top-p; of a short one a token of the list surely wins.
     num_whole = 1 if vocab_size == V else 0
     assert control[COUNT.value] == num_whole
     # No list tells that of a long row without filters, nor raw ones of rows that are read whole.
     ranks = {"nothing": 0, "logprobs": num_whole, "logprobs of edited rows": 2 * num_whole}
     assert control[COUNT_OF_RANKS.value] == ranks[asked]
+    # Both leave something, each once.
+    assert control[UNDECIDED.value] >> 32 == num_whole * (1 if asked == "nothing" else 2)

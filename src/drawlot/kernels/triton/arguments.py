@@ -122,7 +122,7 @@ class Tiles(NamedTuple):
     num: int
     """How many the scan stores of a row, in whole blocks: a multiple of 16, so that they are loaded four at once"""
     control: Tensor
-    """int32 [8]: counters that the scan sets back, see `summary.COUNT` and the others"""
+    """int64 [8]: counters that the scan sets back, see `summary.COUNT` and the others"""
     undrawn: Tensor | None = None
     """int32 [N]: 1 where nobody asks for the token of a row that is read whole; None: all tokens are asked for"""
 

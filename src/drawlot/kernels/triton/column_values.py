@@ -84,6 +84,12 @@ def put_first_column(columns, row, token, logprob, rank, ROOM: tl.constexpr):
 
 
 @triton.jit
+def wants_first(columns, has_column, num_top, ROOM: tl.constexpr):
+    """Whether a row with columns wants the first alone, and `put_first_column` can store it."""
+    return has_column & (num_top == 0) & fit_a_list(columns, ROOM)
+
+
+@triton.jit
 def put_result(
     columns, all_columns, summary, row, token, logprob, rank, has_column, is_told, num_top, ROOM: tl.constexpr
 ):
@@ -96,7 +102,7 @@ def put_result(
             put_column(columns, row, token, logprob, rank, row >= 0)
     else:
         if all_columns is not None:
-            if has_column & (num_top == 0) & fit_a_list(all_columns, ROOM):
+            if wants_first(all_columns, has_column, num_top, ROOM):
                 put_first_column(all_columns, row, token, logprob, rank, ROOM)
                 is_told = row >= 0
         tl.store(summary.rank + row, tl.where(is_told, ALL_COLUMNS, rank))

@@ -50,36 +50,96 @@ def columns_kernel(
     TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: one row, unless a list has told its columns already.
-
-    RAW: of the model's logits, not of the processed distribution; LOGITS: no logarithms.
-    """
+    """Program: one row."""
     row = tl.program_id(0).to(tl.int64)
     follow(OVERLAP)
+    fill_columns(rows, states, tiles, lists, wanted, drawn, summary, columns, row, RAW, LOGITS, T, ROOM, BLOCK, TILES)
+
+
+@triton.jit
+def fill_columns(
+    rows,
+    states,
+    tiles,
+    lists,
+    wanted,
+    drawn,
+    summary,
+    columns,
+    row,
+    RAW: tl.constexpr,
+    LOGITS: tl.constexpr,
+    T: tl.constexpr,
+    ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Stores the columns of a row, unless a list has told them already.
+
+    RAW: of the model's logits, not of the processed distribution; LOGITS: no logarithms; ROOM, BLOCK: of lists, as for
+    `finish_kernel`; TILES: that are read at a time where a list has no room.
+    """
     rank = tl.load(summary.rank + row)
-    if rank == ALL_COLUMNS:
-        return
-    ids, logprobs = columns.ids + row * columns.count, columns.logprobs + row * columns.count
-    start = 0
-    while start < columns.count:
-        column = start + tl.arange(0, _BLOCK)
-        tl.store(ids + column, -1, mask=column < columns.count)
-        tl.store(logprobs + column, MINUS_INF, mask=column < columns.count)
-        start += _BLOCK
-    token = tl.load(drawn.token_ids + row).to(tl.int32)
-    # A skipped row has no token, and its state is not there to be read.
-    state = tl.load(states.index + row)
-    if (token < 0) | (tl.load(wanted.wanted + tl.maximum(state, 0)) == 0):
-        tl.store(columns.ranks + row, 0)
-        return
-    tl.debug_barrier()
+    if rank != ALL_COLUMNS:
+        ids, logprobs = columns.ids + row * columns.count, columns.logprobs + row * columns.count
+        start = 0
+        while start < columns.count:
+            column = start + tl.arange(0, _BLOCK)
+            tl.store(ids + column, -1, mask=column < columns.count)
+            tl.store(logprobs + column, MINUS_INF, mask=column < columns.count)
+            start += _BLOCK
+        token = tl.load(drawn.token_ids + row).to(tl.int32)
+        # A skipped row has no token, and its state is not there to be read.
+        state = tl.load(states.index + row)
+        if (token >= 0) & (tl.load(wanted.wanted + tl.maximum(state, 0)) != 0):
+            tl.debug_barrier()
+            law = law_of_row(states, summary, state, row, RAW)
+            own = token + tl.arange(0, 1)
+            x = load_as(rows, row, own, own >= 0, RAW)
+            tl.store(ids + tl.arange(0, 1), own)
+            tl.store(logprobs + tl.arange(0, 1), _result(x, own, law, RAW, LOGITS))
+            _put_given(rows, row, wanted, state, law, ids, logprobs, RAW, LOGITS)
+            num_top = tl.load(wanted.num_top + state)
+            if (num_top > 0) | (rank == 0):
+                tile = tl.arange(0, T)
+                at = row * tiles.stride + tile
+                maxima = tl.load(tiles.maxima + at, mask=tile < tiles.num, other=MINUS_INF)
+                best_groups = tl.load(tiles.best_groups + at, mask=tile < tiles.num, other=MINUS_INF_ORDER)
+                if RAW and tiles.raw_sums is not None:
+                    if raw_apart(rows, scan_scale(states, state), row):
+                        maxima = tl.load(tiles.raw_maxima + at, mask=tile < tiles.num, other=MINUS_INF)
+                        # Any group may have the maximum.
+                        best_groups = order_of(maxima)
+                if (num_top > 0) & (num_top <= ROOM):
+                    _put_top(
+                        rows,
+                        row,
+                        lists,
+                        maxima,
+                        best_groups,
+                        num_top,
+                        law,
+                        ids,
+                        logprobs,
+                        RAW,
+                        LOGITS,
+                        ROOM,
+                        BLOCK,
+                        TILES,
+                    )
+                if rank == 0:
+                    tl.debug_barrier()
+                    num_tiles = select_tiles_before(lists, row, maxima, tl.max(x))
+                    tl.debug_barrier()
+                    rank = 1 + count_in_tiles(rows, row, lists, num_tiles, tl.max(x), token, law, RAW)
+            tl.store(columns.ranks + row, rank)
+        else:
+            tl.store(columns.ranks + row, 0)
 
-    law = law_of_row(states, summary, state, row, RAW)
-    own = token + tl.arange(0, 1)
-    x = load_as(rows, row, own, own >= 0, RAW)
-    tl.store(ids + tl.arange(0, 1), own)
-    tl.store(logprobs + tl.arange(0, 1), _result(x, own, law, RAW, LOGITS))
 
+@triton.jit
+def _put_given(rows, row, wanted, state, law, ids, logprobs, RAW: tl.constexpr, LOGITS: tl.constexpr):
+    """Stores the ids that are asked for from column 1 on."""
     start = 0
     while start < wanted.num_token_ids:
         column = start + tl.arange(0, _BLOCK)
@@ -91,28 +151,6 @@ def columns_kernel(
         tl.store(ids + 1 + column, asked, mask=asked >= 0)
         tl.store(logprobs + 1 + column, _result(value, asked, law, RAW, LOGITS), mask=asked >= 0)
         start += _BLOCK
-
-    num_top = tl.load(wanted.num_top + state)
-    if (num_top > 0) | (rank == 0):
-        tile = tl.arange(0, T)
-        at = row * tiles.stride + tile
-        maxima = tl.load(tiles.maxima + at, mask=tile < tiles.num, other=MINUS_INF)
-        best_groups = tl.load(tiles.best_groups + at, mask=tile < tiles.num, other=MINUS_INF_ORDER)
-        if RAW and tiles.raw_sums is not None:
-            if raw_apart(rows, scan_scale(states, state), row):
-                maxima = tl.load(tiles.raw_maxima + at, mask=tile < tiles.num, other=MINUS_INF)
-                # Any group may have the maximum.
-                best_groups = order_of(maxima)
-        if (num_top > 0) & (num_top <= ROOM):
-            _put_top(
-                rows, row, lists, maxima, best_groups, num_top, law, ids, logprobs, RAW, LOGITS, ROOM, BLOCK, TILES
-            )
-        if rank == 0:
-            tl.debug_barrier()
-            num_tiles = select_tiles_before(lists, row, maxima, tl.max(x))
-            tl.debug_barrier()
-            rank = 1 + count_in_tiles(rows, row, lists, num_tiles, tl.max(x), token, law, RAW)
-    tl.store(columns.ranks + row, rank)
 
 
 @triton.jit

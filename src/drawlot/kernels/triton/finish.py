@@ -9,7 +9,9 @@ from drawlot.kernels.triton.column_values import (
     put_first_column,
     put_result,
     result_of,
+    wants_first,
 )
+from drawlot.kernels.triton.decided import decide, decide_and_leave
 from drawlot.kernels.triton.from_list import begin_list, draw_from_list, mass_for_top_p, may_hold
 from drawlot.kernels.triton.listing import clear_list, survey
 from drawlot.kernels.triton.noise import gumbel_of_range
@@ -28,13 +30,11 @@ from drawlot.kernels.triton.summary import (
     LISTED,
     NO_TOKEN,
     TILES,
-    UNDECIDED,
     WHOLE,
     put,
     put_cut,
 )
 from drawlot.kernels.triton.sure_winner import wins_surely
-from drawlot.kernels.triton.together import count_up
 from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
@@ -96,10 +96,12 @@ def finish_kernel(
         if columns is not None:
             if wants == 0:
                 put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, row >= 0)
-    num_top, unknown_rank, is_told = tl.zeros([], tl.int32), tl.zeros([], tl.int32), row < 0
+    num_top, unknown_rank, is_told, leaves = tl.zeros([], tl.int32), tl.zeros([], tl.int32), row < 0, row < 0
     if all_columns is not None:
         num_top = _num_top(wanted, state, ROOM)
         is_told = (wants == 0) & fit_a_list(all_columns, ROOM)
+        # Columns are left by rows whose token alone does not tell them all.
+        leaves = (is_told | wants_first(all_columns, wants, num_top, ROOM)) == 0
         if is_told:
             put_first_column(all_columns, row, _NO_TOKEN, MINUS_INF, 0, ROOM)
             unknown_rank += ALL_COLUMNS
@@ -115,7 +117,7 @@ def finish_kernel(
     if is_row == 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0.0, 0.0)
         tl.store(summary.rank + row, unknown_rank)
-        count_up(tiles.control + UNDECIDED)
+        decide(tiles, leaves)
         return
 
     orders = order_of(maxima)
@@ -127,7 +129,7 @@ def finish_kernel(
         tl.store(summary.rank + row, unknown_rank)
         if columns is not None:
             put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, row >= 0)
-        count_up(tiles.control + UNDECIDED)
+        decide(tiles, (all_columns is not None) & (is_told == 0))
         return
 
     row_max = value_of(highest)
@@ -150,9 +152,8 @@ def finish_kernel(
     asks = wants & (is_known == 0)
     # Of these rows it is known before anything is drawn that nobody reads them again.
     is_sure = ((temperature == 0) & (asks == 0)) | ((filtered == 0) & (wants == 0))
-    undecided = tiles.control + UNDECIDED
     if is_sure:
-        tl.atomic_add(undecided, 1, sem="relaxed")
+        decide(tiles, leaves)
     done, token, keeps_list, mass = row < 0, tl.full([], -1, tl.int32), row < 0, tl.zeros([], tl.float32)
     if temperature == 0:
         best = tl.min(tl.where(orders == highest, tile * GROUPS + group_of(best_groups), LAST_ID))
@@ -185,7 +186,7 @@ def finish_kernel(
             is_told,
             asks,
             (asks == 0) & (is_sure == 0),
-            undecided,
+            tiles,
             raw_log_mass,
             RAW,
             LOGITS,
@@ -207,7 +208,7 @@ def finish_kernel(
             if done:
                 put(drawn, summary, row, token, 0, LISTED, row_max, 0.0)
                 if asks == 0:
-                    tl.atomic_add(undecided, 1, sem="relaxed")
+                    decide(tiles, leaves)
                     logprob = result_of(value, row_max, raw_log_mass, temperature, RAW, LOGITS)
                     put_result(columns, all_columns, summary, row, token, logprob, rank, wants, is_told, num_top, ROOM)
                 if RAW:
@@ -251,7 +252,7 @@ def finish_kernel(
     if wants & ((filtered == 0) | (RAW == 0)):
         ask_for_rank(tiles, whole, columns, summary, row)
     if is_sure == 0:
-        count_up(tiles.control + UNDECIDED)
+        decide_and_leave(tiles)
 
 
 @triton.jit

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.bracket import LARGEST
 from drawlot.kernels.triton.column_values import fit_a_list, put_column, put_columns, result_of
+from drawlot.kernels.triton.decided import decide
 from drawlot.kernels.triton.listing import (
     line_of,
     list_tokens,
@@ -122,7 +123,7 @@ def draw_from_list(
     is_told,
     asks,
     counts,
-    undecided,
+    tiles,
     raw_log_mass,
     RAW: tl.constexpr,
     LOGITS: tl.constexpr,
@@ -137,7 +138,7 @@ def draw_from_list(
     begun: what `begin_list` returns; filters, key: what `filters_of` and `noise_key` of `states` return; row_mass: what
     `mass_for_top_p` does; has_column: whether columns, if there are any, are to have the token; num_top: how many top
     tokens all_columns are to have; is_told: they have all that they are to have already; asks: another
-    rank is told by others; counts: whether to count the row in `undecided` as soon as the list decides it;
+    rank is told by others; counts: whether to count the row decided as soon as the list decides it;
     raw_log_mass: of the raw logits, if they have the same values.
     """
     # The mass of what is kept, and the cut, are for logprobs of what is kept.
@@ -152,8 +153,12 @@ def draw_from_list(
     done, rank, num_kept, total = cut_list(lists, row, line, listed, keys, z, mass, filters, row_mass, TELLS_CUT, ROOM)
     winner, keeps = tl.full([], -1, tl.int32), row < 0
     if done:
+        tells_all, leaves = row < 0, row < 0
+        if all_columns is not None:
+            tells_all = has_column & _has_top(num_top, listed, begun[0], all_columns, RAW, ROOM)
+            leaves = (is_told | tells_all) == 0
         if counts:
-            tl.atomic_add(undecided, 1, sem="relaxed")
+            decide(tiles, leaves)
         kept = rank < num_kept
         log_mass = tl.zeros([], z.dtype)
         if TELLS_CUT:
@@ -170,7 +175,7 @@ def draw_from_list(
             logprob = result_of(value, row_max, raw_log_mass if RAW else log_mass, temperature, RAW, LOGITS)
             if columns is not None:
                 put_column(columns, row, token, logprob, rank + 1, token == tl.where(has_column, winner, -1))
-            elif has_column & _has_top(num_top, listed, begun[0], all_columns, RAW, ROOM):
+            elif tells_all:
                 num_top = tl.minimum(num_top, listed if RAW else num_kept)
                 put_columns(all_columns, row, token, logprob, rank, num_top, winner)
                 tl.store(summary.rank + row, ALL_COLUMNS)

@@ -9,12 +9,13 @@ from drawlot.kernels.triton.column_values import (
     load_as,
     put_result,
     result_of,
+    wants_first,
 )
+from drawlot.kernels.triton.decided import decide, decide_and_leave
 from drawlot.kernels.triton.listing import comes_before, select_tiles
-from drawlot.kernels.triton.reduce import total_of
-from drawlot.kernels.triton.summary import COUNT_OF_RANKS, UNDECIDED
-from drawlot.kernels.triton.together import count_up
-from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, is_edited, order_of, value_of
+from drawlot.kernels.triton.reduce import span, total_of
+from drawlot.kernels.triton.summary import COUNT_OF_RANKS
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, is_edited, order_of, value_of
 
 _GATHER = tl.constexpr(32)
 """Tiles that one program reads at a time"""
@@ -48,25 +49,45 @@ def rank_by_raw(
     x = tl.max(load_as(rows, row, own, own >= 0, True))
     tile = tl.arange(0, T)
     maxima = tl.load(tiles.raw_maxima + row * tiles.stride + tile, mask=tile < tiles.num, other=MINUS_INF)
-    num_tiles = select_tiles_before(lists, row, maxima, x)
+    selected = may_have_before(maxima, x)
+    last, first, num_tiles = span(
+        tl.where(selected, tile, -1), tl.where(selected, tile, LAST_ID), selected.to(tl.int32)
+    )
+    if num_tiles > 2:
+        select_tiles(lists, row, tile, selected)
     # Other threads have stored the law, and maybe a rank.
     tl.debug_barrier()
     if num_tiles <= _FEW:
         # From here on it is known that nobody reads the row again.
-        tl.atomic_add(tiles.control + UNDECIDED, 1, sem="relaxed")
+        leaves = row < 0
+        if all_columns is not None:
+            leaves = wants_first(all_columns, row >= 0, num_top, ROOM) == 0
+        decide(tiles, leaves)
         law = law_of_row(states, summary, state, row, True)
-        rank = 1 + count_in_tiles(rows, row, lists, num_tiles, x, token, law, True)
+        if num_tiles > 2:
+            rank = 1 + count_in_tiles(rows, row, lists, num_tiles, x, token, law, True)
+        else:
+            # Mostly: no list of them is needed, which others would have to read.
+            place = tl.arange(0, 2)
+            pair = tl.where(place == 0, first, last)
+            rank = 1 + _count_before(rows, row, pair, place < num_tiles, x, token, law, True)
         logprob = result_of(x, law[0], law[1], law[2], True, LOGITS)
         put_result(columns, all_columns, summary, row, token, logprob, rank, row >= 0, row < 0, num_top, ROOM)
     else:
         ask_for_rank(tiles, whole, columns, summary, row)
-        count_up(tiles.control + UNDECIDED)
+        decide_and_leave(tiles)
+
+
+@triton.jit
+def may_have_before(maxima, x):
+    """Which tiles may have tokens before one of value x."""
+    return (maxima >= x) & (maxima > MINUS_INF)
 
 
 @triton.jit
 def select_tiles_before(lists, row, maxima, x):
     """Lists the tiles that may have tokens before one of value x, and returns how many. A barrier must follow."""
-    selected = (maxima >= x) & (maxima > MINUS_INF)
+    selected = may_have_before(maxima, x)
     select_tiles(lists, row, tl.arange(0, maxima.shape[0]), selected)
     return total_of(selected.to(tl.int32))
 
@@ -79,12 +100,18 @@ def count_in_tiles(rows, row, lists, num_tiles, x, token, law, RAW: tl.constexpr
     while start < num_tiles:
         slot = start + tl.arange(0, _GATHER)
         tile = tl.load(lists.tile_ids + row * lists.width + slot, mask=slot < num_tiles, other=0)
-        ids = ids_of(tile)
-        values = load_as(rows, row, ids, (slot < num_tiles)[:, None], RAW)
-        before = comes_before(values, ids, x, token) & has_probability(values, ids, law)
-        count += total_of(before.to(tl.int32).reshape(_GATHER * TILE))
+        count += _count_before(rows, row, tile, slot < num_tiles, x, token, law, RAW)
         start += _GATHER
     return count
+
+
+@triton.jit
+def _count_before(rows, row, tile, exists, x, token, law, RAW: tl.constexpr):
+    """As `count_in_tiles`, of tiles [M] that exist."""
+    ids = ids_of(tile)
+    values = load_as(rows, row, ids, exists[:, None], RAW)
+    before = comes_before(values, ids, x, token) & has_probability(values, ids, law)
+    return total_of(before.to(tl.int32).reshape(tile.shape[0] * TILE))
 
 
 @triton.jit

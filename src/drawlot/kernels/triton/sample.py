@@ -1,4 +1,4 @@
-"""Launches: the scan, the finish of each row, whole reads for rows that need them, then more logprobs than one."""
+"""Launches: the scan, the finish of each row, whole reads for rows that need them and what logprobs are left."""
 
 from typing import Any
 
@@ -11,7 +11,6 @@ from drawlot.kernels.triton.all_tokens import put_many_top_tokens
 from drawlot.kernels.triton.arguments import Columns, Drawn, Rows, States, Wanted
 from drawlot.kernels.triton.finish import finish_kernel
 from drawlot.kernels.triton.launch import Launch, pack
-from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.scan import scan_kernel
 from drawlot.kernels.triton.state_table import asked_of
 from drawlot.kernels.triton.whole_rows import whole_rows_kernel
@@ -58,8 +57,7 @@ def sample_rows(
         mode = "raw_logprobs" if wanted is None else wanted.mode
         for launch in launches_of_draw(work, rows.vocab_size, asked, columns, mode, drawn, wide=wide):
             launch(n, *packed)
-        if wanted is not None and asked is not None and columns is not None and columns.count > 1:
-            launch_of_columns(work, asked, drawn, columns, wanted.mode)(n, *packed)
+        if wanted is not None and columns is not None:
             put_many_top_tokens(rows, states, wanted, drawn, work.summary, columns)
     return SampledRows(drawn.token_ids, drawn.status, None if columns is None else columns[:3])
 
@@ -81,7 +79,7 @@ def launches_of_draw(
         work: Scratch.
         vocab_size: Of a row.
         wanted: Which rows want logprobs; None: nobody does.
-        columns: Where they go. A drawn token's only column is filled here, by the way; more take a launch of their own.
+        columns: Where they go. A drawn token's only column is filled by the way.
         mode: Of the logprobs.
         drawn: Where tokens and status go.
         wide: Float64 noise.
@@ -151,7 +149,9 @@ def launches_of_draw(
             work.tiles,
             work.lists,
             work.whole,
+            wanted,
             only_column,
+            columns if only_column is None else None,
             drawn,
             work.summary,
             triton.cdiv(num_tiles, whole_tiles),
@@ -163,6 +163,8 @@ def launches_of_draw(
             TILES=whole_tiles,
             RANK_TILES=rank_tiles,
             ROOM=long_room(num_tiles),
+            LIST_ROOM=ROOM,
+            BLOCK=BLOCK,
             # Verification needs laws of rows; processed logprobs are told relative to what is kept.
             CUT=work.tiles.undrawn is not None or (wanted is not None and not raw),
             maxnreg=128,

@@ -7,7 +7,7 @@ from drawlot.kernels.triton.edit_kernels import PART, begin_to_lay, lay_next, lo
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.reduce import two_highest
 from drawlot.kernels.triton.states import asked_of_scan
-from drawlot.kernels.triton.summary import UNDECIDED
+from drawlot.kernels.triton.summary import NUM_ROWS, UNDECIDED
 from drawlot.kernels.triton.values import (
     MINUS_INF,
     MINUS_INF_ORDER,
@@ -154,7 +154,8 @@ def scan_block(
         logits = load_all_logits(rows, row, ids, ids >= 0)
     if item == 0:
         place = tl.arange(0, 8)
-        tl.store(tiles.control + place, tl.where(place == UNDECIDED, -undecided, 0))
+        counts = tl.where(place == UNDECIDED, -undecided, tl.where(place == NUM_ROWS, undecided, 0))
+        tl.store(tiles.control + place, counts.to(tl.int64))
     # Behind that branch, lest the compiler wait for the state before it loads logits; with edits behind another one.
     if rows.edits_of is None:
         scale, wants = asked_of_scan(states, tl.maximum(state, 0))

@@ -16,7 +16,6 @@ from drawlot.kernels.triton.all_tokens import put_many_top_tokens
 from drawlot.kernels.triton.arguments import Columns, Drawn, Rows, States, Wanted
 from drawlot.kernels.triton.edit_tables import EditSlots
 from drawlot.kernels.triton.launch import Launch, Packed, Template, compiling_ahead, rows_are_aligned
-from drawlot.kernels.triton.logprobs import launch_of_columns
 from drawlot.kernels.triton.sample import launches_of_draw
 from drawlot.kernels.triton.state_table import ASKED, FIRST_INT, NUM_TOP, SLOT, WANTED, StateTable
 from drawlot.kernels.triton.tensors import adjacent, int64_a_row, refuse_capture, upload
@@ -277,8 +276,6 @@ class StepSampler:
             num_columns,
         )
         launches = launches_of_draw(work, self._vocab_size, self._wanted, columns, self._mode, drawn, **how)
-        if num_columns > 1:
-            launches.append(launch_of_columns(work, self._wanted, drawn, columns, self._mode))
         return _Plan(next(self._serials), launches, drawn, columns, {})
 
     def _write_token_ids(self, req_idx: int, ids: Sequence[int]) -> None:
@@ -295,7 +292,9 @@ def _is_filtered(request: Request) -> bool:
 
 
 def _is_read_whole(request: Request) -> bool:
-    """Whether rows of a request are read again as a rule: no short list holds what they keep, or tells their rank."""
+    """Whether rows of a request are read again as a rule: no list holds what they keep, or tells their logprobs."""
+    if request.logprob_token_ids or (request.num_top or 0) > ROOM:
+        return True
     if request.temperature == 0 or 0 < request.top_k <= ROOM:
         return False
     return request.num_top is not None or _is_filtered(request)

@@ -9,8 +9,10 @@ NO_TOKEN, GREEDY, LISTED, TILES, WHOLE = (tl.constexpr(i) for i in range(5))
 ALL_COLUMNS = tl.constexpr(-1)
 """In the place of a rank: all columns of the row are there"""
 
-COUNT, COUNT_OF_RANKS, ARRIVALS, UNDECIDED, COUNT_OF_UNSURE, NUM_SETTLED = (tl.constexpr(i) for i in range(6))
-"""Places in `Tiles.control`: counts from 0 up, but rows that nobody knows yet whether they are read again from -N"""
+COUNT, COUNT_OF_RANKS, ARRIVALS, UNDECIDED, COUNT_OF_UNSURE, NUM_SETTLED, NUM_ROWS, RANKED = (
+    tl.constexpr(i) for i in range(8)
+)
+"""Places in `Tiles.control`: counts from 0 up; what `decided` counts, from -N; and N, how many rows it counts"""
 
 
 @triton.jit

@@ -1,14 +1,16 @@
 """Rows whose cut may lie anywhere, read again by all of the GPU.
 
 Once to see whether a token that they propose is right; and where this does not say it, or the cut itself is asked
-for, once to weigh and once to list what the cut may be.
+for, once to weigh and once to list what the cut may be. Then what the finish left of logprobs.
 """
 
 import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.bracket import LARGEST, mass_of, min_p_line, sample_bracket
+from drawlot.kernels.triton.columns import fill_columns
 from drawlot.kernels.triton.cut_race import kept_tiles
+from drawlot.kernels.triton.decided import wait_until_decided
 from drawlot.kernels.triton.one_read import begin_row, read_row
 from drawlot.kernels.triton.pdl import let_next_start, wait_for_previous
 from drawlot.kernels.triton.ranges import (
@@ -34,8 +36,9 @@ from drawlot.kernels.triton.summary import (
     COUNT,
     COUNT_OF_RANKS,
     COUNT_OF_UNSURE,
+    NUM_ROWS,
     NUM_SETTLED,
-    UNDECIDED,
+    RANKED,
 )
 from drawlot.kernels.triton.together import wait_for, wait_for_all
 from drawlot.kernels.triton.values import TILE, ids_of, load_values, order_of, value_of
@@ -52,7 +55,9 @@ def whole_rows_kernel(
     tiles,
     lists,
     whole,
+    wanted,
     columns,
+    all_columns,
     drawn,
     summary,
     num_parts,
@@ -64,71 +69,104 @@ def whole_rows_kernel(
     TILES: tl.constexpr,
     RANK_TILES: tl.constexpr,
     ROOM: tl.constexpr,
+    LIST_ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
     CUT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """All programs share the rows that the finish left, each some parts of TILES tiles side by side.
 
     num_parts, num_rank_parts: of a row, the latter of RANK_TILES tiles, where ranks are counted; ROOM: tokens of a long
-    list; CUT: every row needs its exact cut, not a token alone; columns, RAW, LOGITS: as for `finish_kernel`.
+    list; LIST_ROOM: of a short one; CUT: every row needs its exact cut, not a token alone; wanted, columns,
+    all_columns, BLOCK, RAW, LOGITS: as for `finish_kernel`.
     """
     first, num_programs = tl.program_id(0), tl.num_programs(0)
-    # Mostly no row is left, which is known before the tokens are. All rows are being finished by now.
-    wait_for(tiles.control + UNDECIDED, 0)
+    # Mostly nothing is left, which is known before the tokens are. All rows are being finished by now.
+    num_left = wait_until_decided(tiles)
     # Not earlier: what waits beside rows that are being finished slows them down.
     let_next_start(OVERLAP)
-    # Both at once: most steps leave none.
-    num_rows, num_rank_rows = tl.load(tiles.control + COUNT), tl.load(tiles.control + COUNT_OF_RANKS)
-    if CUT == 0:
+    if num_left > 0:
+        num_rows, num_rank_rows = _count(tiles, COUNT), _count(tiles, COUNT_OF_RANKS)
+        if CUT == 0:
+            if num_rows > 0:
+                _settle_rows(
+                    rows,
+                    states,
+                    tiles,
+                    whole,
+                    columns,
+                    drawn,
+                    summary,
+                    num_rows,
+                    num_programs,
+                    num_parts,
+                    RAW,
+                    LOGITS,
+                    WIDE,
+                    T,
+                    TILES,
+                )
+                num_rows, num_rank_rows = _count(tiles, COUNT_OF_UNSURE), _count(tiles, COUNT_OF_RANKS)
+        cut_rows = whole.rows if CUT else whole.unsure
         if num_rows > 0:
-            _settle_rows(
+            _cut_rows(
                 rows,
                 states,
                 tiles,
+                lists,
                 whole,
-                columns,
                 drawn,
                 summary,
+                cut_rows,
                 num_rows,
                 num_programs,
                 num_parts,
-                RAW,
-                LOGITS,
                 WIDE,
                 T,
                 TILES,
+                ROOM,
             )
-            num_rows, num_rank_rows = tl.load(tiles.control + COUNT_OF_UNSURE), tl.load(tiles.control + COUNT_OF_RANKS)
-    cut_rows = whole.rows if CUT else whole.unsure
-    if num_rows > 0:
-        _cut_rows(
-            rows,
-            states,
-            tiles,
-            lists,
-            whole,
-            drawn,
-            summary,
-            cut_rows,
-            num_rows,
-            num_programs,
-            num_parts,
-            WIDE,
-            T,
-            TILES,
-            ROOM,
-        )
-    share = tl.cdiv(num_rank_rows * num_rank_parts, num_programs)
-    item, end = first * share, tl.minimum((first + 1) * share, num_rank_rows * num_rank_parts)
-    while item < end:
-        part = item % num_rank_parts
-        stop = tl.minimum(part + end - item, num_rank_parts)
-        row = tl.load(whole.rank_rows + item // num_rank_parts).to(tl.int64)
-        count_ranks(rows, states, tiles, columns, drawn, summary, row, part, stop, RAW, LOGITS, RANK_TILES)
-        item += stop - part
+        share = tl.cdiv(num_rank_rows * num_rank_parts, num_programs)
+        item, end = first * share, tl.minimum((first + 1) * share, num_rank_rows * num_rank_parts)
+        while item < end:
+            part = item % num_rank_parts
+            stop = tl.minimum(part + end - item, num_rank_parts)
+            row = tl.load(whole.rank_rows + item // num_rank_parts).to(tl.int64)
+            count_ranks(rows, states, tiles, columns, drawn, summary, row, part, stop, RAW, LOGITS, RANK_TILES)
+            item += stop - part
+        if all_columns is not None:
+            # Tokens and ranks are stored by other programs, and by rows that count themselves decided before.
+            wait_for_previous(OVERLAP)
+            if _count(tiles, COUNT) + num_rank_rows > 0:
+                wait_for_all(tiles.control + RANKED, num_programs, 1)
+            row, end = first.to(tl.int64), tl.load(tiles.control + NUM_ROWS)
+            while row < end:
+                fill_columns(
+                    rows,
+                    states,
+                    tiles,
+                    lists,
+                    wanted,
+                    drawn,
+                    summary,
+                    all_columns,
+                    row,
+                    RAW,
+                    LOGITS,
+                    T,
+                    LIST_ROOM,
+                    BLOCK,
+                    TILES,
+                )
+                row += num_programs
     if tiles.undrawn is None:
         if first == 0:
             wait_for_previous(OVERLAP)
+
+
+@triton.jit
+def _count(tiles, place: tl.constexpr):
+    return tl.load(tiles.control + place).to(tl.int32)
 
 
 @triton.jit

@@ -115,7 +115,7 @@ class Workspace(NamedTuple):
                 raw_sums,
                 width,
                 triton.cdiv(num_tiles, SCAN_TILES) * SCAN_TILES,
-                empty(integer, 8),
+                empty(torch.int64, 8),
             ),
             Lists(
                 empty(integer, n, width),

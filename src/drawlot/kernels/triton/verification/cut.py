@@ -3,11 +3,12 @@
 import triton
 import triton.language as tl
 
+from drawlot.kernels.triton.decided import decide
 from drawlot.kernels.triton.from_list import begin_list, cut_list, list_row, mass_for_top_p, may_hold, noises_of_list
 from drawlot.kernels.triton.listing import survey, value_and_token
 from drawlot.kernels.triton.race import z_of
 from drawlot.kernels.triton.reduce import of_fixed
-from drawlot.kernels.triton.summary import COUNT, LISTED, NO_TOKEN, UNDECIDED, WHOLE, put_cut
+from drawlot.kernels.triton.summary import COUNT, LISTED, NO_TOKEN, WHOLE, put_cut
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, value_of
 from drawlot.kernels.triton.verification.leftover import load_draft_logits
 from drawlot.kernels.triton.verification.requests import tile_stream, token_stream
@@ -79,7 +80,7 @@ def cut_row(
             lists, row, reached, listed, keys, z, tl.exp(z), filters, row_mass, True, ROOM
         )
         if done:
-            tl.atomic_add(tiles.control + UNDECIDED, 1, sem="relaxed")
+            decide(tiles, False)
             path = path * 0 + LISTED
             last = rank == num_kept - 1
             cut_value = tl.max(tl.where(last, value, MINUS_INF))
@@ -87,7 +88,7 @@ def cut_row(
             mass = of_fixed(total).to(tl.float32)
             put_cut(summary, row, cut_value, cut_id)
     elif status != 0:
-        tl.atomic_add(tiles.control + UNDECIDED, 1, sem="relaxed")
+        decide(tiles, False)
     tl.store(summary.path + row, path)
     tl.store(summary.floats + row, row_max)
     tl.store(summary.floats + summary.num_rows + row, tl.log(mass))

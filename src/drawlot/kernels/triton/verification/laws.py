@@ -6,13 +6,14 @@ The last row of a request to know looks what the request emits: no launch has to
 import triton
 import triton.language as tl
 
+from drawlot.kernels.triton.decided import decide, decide_and_leave, wait_until_decided
 from drawlot.kernels.triton.listing import clear_list
 from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.pdl import follow, let_next_start, wait_for_previous
 from drawlot.kernels.triton.refused import without_refused
 from drawlot.kernels.triton.scan import LOG2_E
 from drawlot.kernels.triton.states import filters_of, scale_of, temperature_of
-from drawlot.kernels.triton.summary import COUNT, LISTED, NO_TOKEN, UNDECIDED, WHOLE
+from drawlot.kernels.triton.summary import LISTED, NO_TOKEN, WHOLE
 from drawlot.kernels.triton.together import count_up, is_last, wait_for
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, MINUS_INF_ORDER
 from drawlot.kernels.triton.verification.acceptance import (
@@ -98,7 +99,7 @@ def law_kernel(
     elif is_row == 0:
         follow(OVERLAP)
         if CUTS:
-            tl.atomic_add(tiles.control + UNDECIDED, 1, sem="relaxed")
+            decide(tiles, False)
         if OPEN:
             tl.atomic_add(rows_known(verdicts.counts, request // REQUESTS), 1, sem="relaxed")
         if column == 0:
@@ -195,10 +196,10 @@ def law_kernel(
                     GROUPS,
                 )
             else:
-                tl.atomic_add(tiles.control + UNDECIDED, 1, sem="relaxed")
+                decide(tiles, False)
                 status, row_max, mass = put_law_of_tiles(summary, row, maxima, sums, scale)
             if path == WHOLE:
-                count_up(tiles.control + UNDECIDED)
+                decide_and_leave(tiles)
                 _end(step, verdicts, program, K, OPEN, CUTS, LEFT, OVERLAP)
                 return
         else:
@@ -293,8 +294,7 @@ def law_kernel(
 def _is_left(step, tiles, verdicts, summary, state, row, is_row, K: tl.constexpr, OVERLAP: tl.constexpr):
     """Whether a row has been read whole. Mostly none has, which is known while others still draw."""
     let_next_start(OVERLAP)
-    wait_for(tiles.control + UNDECIDED, 0)
-    if tl.load(tiles.control + COUNT) == 0:
+    if wait_until_decided(tiles) == 0:
         is_row = is_row & False
     else:
         wait_for_previous(OVERLAP)

@@ -1,0 +1,38 @@
+"""How rows tell that they are decided: that it is known what they leave to the programs that follow.
+
+One word, `control[UNDECIDED]`, begins at -N and counts decided rows in its lower half, and in its upper half those that
+leave something. So one look says both: mostly no row leaves anything, and nothing else needs to be read then.
+"""
+
+import triton
+import triton.language as tl
+
+from drawlot.kernels.triton.summary import UNDECIDED
+
+_LEAVES = tl.constexpr(1 << 32)
+
+
+@triton.jit
+def decide(tiles, leaves):
+    """Counts a row decided, which leaves something or not; what it has stored need not be seen by others."""
+    tl.atomic_add(tiles.control + UNDECIDED, tl.where(leaves, _LEAVES + 1, 1), sem="relaxed")
+
+
+@triton.jit
+def decide_and_leave(tiles):
+    """Counts a row decided that leaves something, once what the program has stored can be seen."""
+    tl.debug_barrier()
+    tl.atomic_add(tiles.control + UNDECIDED, _LEAVES + 1, sem="release")
+
+
+@triton.jit
+def wait_until_decided(tiles):
+    """Wait until all rows are decided, and return how many leave something, which can be read then."""
+    decided = tl.atomic_add(tiles.control + UNDECIDED, 0, sem="relaxed")
+    while (decided & 0xFFFFFFFF) != 0:
+        decided = tl.atomic_add(tiles.control + UNDECIDED, 0, sem="relaxed")
+    if decided != 0:
+        # What was left was stored before.
+        tl.atomic_add(tiles.control + UNDECIDED, 0, sem="acquire")
+        tl.debug_barrier()
+    return decided >> 32

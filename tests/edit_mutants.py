@@ -1,6 +1,6 @@
 """Wrong kernels of requests' edits and columns of logprobs; each is seen by `tests/test_triton_sampler.py`."""
 
-from drawlot.kernels.triton import column_values, edit_kernels, finish, from_list, ranks, scan
+from drawlot.kernels.triton import column_values, edit_kernels, finish, ranks, scan
 from tests.kernel_mutant import KernelMutant
 
 _BEGINS, _LAYS = edit_kernels.begin_to_lay, edit_kernels.lay_next
@@ -23,17 +23,25 @@ ALL = [
     ),
     KernelMutant("parts of the first slice", scan._edited, "tl.arange(0, 4) * (32 // PART)", "tl.arange(0, 4) * 0"),
     KernelMutant("masks forgotten", _LAYS, "forbidden & (is_bad(x) == 0)", "is_bad(x)"),
-    KernelMutant("raw ranks by edited maxima", ranks.count_ranks, "apart = is_edited(rows, row)", "apart = row != row"),
 ]
 OF_LISTS = [
-    KernelMutant("raw ranks by edited maxima", ranks.rank_by_raw, "tiles.raw_maxima +", "tiles.maxima +"),
-    KernelMutant("edited values among raw ones", ranks.rank_by_raw, "own, own >= 0, True)", "own, own >= 0, False)"),
+    KernelMutant(
+        "raw ranks by edited maxima",
+        finish.finish_kernel,
+        "raw_maxima = tl.load(tiles.raw_maxima +",
+        "raw_maxima = tl.load(tiles.maxima +",
+    ),
+    KernelMutant(
+        "edited values among raw ones", ranks.count_or_leave_rank, "own, own >= 0, True)", "own, own >= 0, False)"
+    ),
     KernelMutant("counted with itself", ranks._count_before, "comes_before(values, ids, x, token)", "(values >= x)"),
     KernelMutant("too few tiles", ranks.may_have_before, "maxima >= x", "maxima >= x + 1.0"),
-    KernelMutant("few top tokens", from_list._has_top, "has_top & ((num_top <= listed)", "has_top & ((num_top > -1)"),
     KernelMutant("given ids forgotten", finish._num_top, "tl.where(first >= 0, ROOM + 1, num_top)", "num_top"),
     KernelMutant("top tokens as they lie", column_values.put_columns, "ids + 1 + rank, tl", "ids + 1 + rank * 0, tl"),
     KernelMutant("as many as the list has", column_values.put_columns, "rank < num_top", "rank > -1"),
     KernelMutant("top tokens forgotten", column_values.wants_first, "has_column & (num_top == 0) &", "has_column &"),
     KernelMutant("rank of nobody", column_values.put_result, "tl.where(is_told, ALL_COLUMNS, rank)", "rank * 0 + 2"),
 ]
+RANKED_BY_ALL = KernelMutant(
+    "raw ranks by edited maxima", ranks.count_ranks, "apart = is_edited(rows, row)", "apart = row != row"
+)

@@ -10,16 +10,17 @@ pytest.importorskip("triton")
 import triton
 from triton.runtime.errors import InterpreterError
 
-from drawlot.kernels.triton import finish, from_list, ranks, sample, whole_rows
+from drawlot.kernels.triton import finish, from_list, ranks, sample, top_of_list, whole_rows
 from tests.kernel_mutant import KernelMutant
 from tests.test_triton_whole_rows import params
 
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="for Triton's interpreter")
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
-V = 9000
+V = 17_000
 LIKELY = 3 * torch.randn(1, V, generator=torch.Generator().manual_seed(1))
 NOT_A_NUMBER = torch.where(torch.arange(V) == 77, torch.nan, LIKELY)
+FEW = torch.where(torch.arange(V) % 6000 == 5, LIKELY, -torch.inf)
 BIAS = SparseBias(torch.tensor([0]), torch.tensor([9]), torch.tensor([0.5]))
 ROWS = {
     "greedy": ({"temperature": 0.0}, LIKELY, Edits()),
@@ -27,15 +28,20 @@ ROWS = {
     "edited": ({"top_k": 20}, LIKELY, Edits(bias=BIAS)),
     "whole": ({"top_p": 0.95}, LIKELY / 3, Edits()),
     "unfiltered": ({}, LIKELY, Edits()),
+    "unfiltered, warm": ({"temperature": 1.3}, LIKELY, Edits()),
+    "unfiltered, flat": ({}, LIKELY / 3, Edits()),
+    "unfiltered, peaked": ({"temperature": 0.7}, 4 * LIKELY, Edits()),
+    "greedy, of three tokens": ({"temperature": 0.0}, FEW, Edits()),
+    "of three tokens": ({}, FEW, Edits()),
     "bad": ({"top_k": 2}, NOT_A_NUMBER, Edits()),
     "without a token": ({"top_k": 2}, torch.full((1, V), -torch.inf), Edits()),
 }
 
 
 def sample_alone(row: str, num_top: int, mode: str = "raw_logprobs", *, wanted: bool = True) -> None:
-    """One row, by both; there are columns for 90 top tokens, whatever is asked for."""
+    """One row, by both; there are columns for 120 top tokens, whatever is asked for."""
     filters, x, edits = ROWS[row]
-    asked = LogprobsWanted(mode, torch.tensor([wanted]), torch.tensor([num_top]), torch.zeros(1, 0).long(), 90)
+    asked = LogprobsWanted(mode, torch.tensor([wanted]), torch.tensor([num_top]), torch.zeros(1, 0).long(), 120)
     expected = reference.sample_rows(x, params(1, **filters), edits, asked)
     got = sample.sample_rows(x, params(1, **filters), edits, asked)
     assert torch.equal(got.token_ids, expected.token_ids)
@@ -43,7 +49,7 @@ def sample_alone(row: str, num_top: int, mode: str = "raw_logprobs", *, wanted: 
         torch.testing.assert_close(of_got, of_expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_top", [0, 3, 90])
+@pytest.mark.parametrize("num_top", [0, 3, 30, 90, 120])
 @pytest.mark.parametrize("row", ROWS)
 def test_columns_of_one_row(row: str, num_top: int) -> None:
     sample_alone(row, num_top)
@@ -59,35 +65,67 @@ def test_columns_that_nobody_wants(row: str) -> None:
     sample_alone(row, 0, wanted=False)
 
 
-MUTANTS = {
-    "greedy": KernelMutant(
-        "token alone",
-        finish.finish_kernel,
-        "leaves = (is_told | wants_first(all_columns, wants, num_top, ROOM)) == 0",
-        "leaves = row < 0",
+LEAVES = "leaves = (is_told | wants_first(all_columns, wants, num_top, ROOM)) == 0"
+MUTANTS = [
+    ("greedy", 120, KernelMutant("token alone", finish.finish_kernel, LEAVES, "leaves = row < 0")),
+    (
+        "listed",
+        120,
+        KernelMutant(
+            "few are enough", from_list.draw_from_list, "leaves = (is_told | tells_all) == 0", "leaves = row < 0"
+        ),
     ),
-    "listed": KernelMutant(
-        "few are enough", from_list.draw_from_list, "leaves = (is_told | tells_all) == 0", "leaves = row < 0"
+    (
+        "listed",
+        120,
+        KernelMutant("few top tokens", from_list.has_top, "result & ((num_top <= listed)", "result & ((num_top > -1)"),
     ),
-    "edited": KernelMutant(
-        "raw rank alone",
-        ranks.rank_by_raw,
-        "leaves = wants_first(all_columns, row >= 0, num_top, ROOM) == 0",
-        "leaves = row < 0",
+    (
+        "edited",
+        90,
+        KernelMutant(
+            "raw rank alone",
+            ranks.count_or_leave_rank,
+            "row >= 0, num_top, ROOM)) == 0",
+            "row >= 0, num_top, ROOM)) & False",
+        ),
     ),
-    "bad": KernelMutant(
-        "bad and told", finish.finish_kernel, "decide(tiles, (all_columns is not None) &", "decide(tiles, (row < 0) &"
+    (
+        "bad",
+        90,
+        KernelMutant(
+            "bad and told",
+            finish.finish_kernel,
+            "decide(tiles, (all_columns is not None) &",
+            "decide(tiles, (row < 0) &",
+        ),
     ),
-    "unfiltered": KernelMutant(
-        "other rows",
-        whole_rows.whole_rows_kernel,
-        "row, end = first.to(tl.int64), tl",
-        "row, end = first.to(tl.int64) + 1, tl",
+    (
+        "unfiltered",
+        120,
+        KernelMutant(
+            "other rows",
+            whole_rows.whole_rows_kernel,
+            "row, end = first.to(tl.int64),",
+            "row, end = first.to(tl.int64) + 1,",
+        ),
     ),
-}
+    (
+        "unfiltered",
+        30,
+        KernelMutant("in no list", top_of_list.put_top, "holds = tl.max((ids == token)", "holds = tl.max((ids == ids)"),
+    ),
+    (
+        "unfiltered, flat",
+        30,
+        KernelMutant("from 0, counted", ranks.ask_for_rank_alone, "ranks + row, 1)", "ranks + row, 0)"),
+    ),
+    ("unfiltered, flat", 30, KernelMutant("rank elsewhere", ranks.count_ranks, "== ALL_COLUMNS", "== ALL_COLUMNS - 1")),
+    ("unfiltered", 30, KernelMutant("no first column", top_of_list.put_top, "if holds == 0:", "if listed < 0:")),
+]
 
 
-@pytest.mark.parametrize("row", MUTANTS)
-def test_columns_that_are_not_left_are_seen(row: str) -> None:
-    with MUTANTS[row].planted(), pytest.raises((AssertionError, InterpreterError)):
-        sample_alone(row, 90)
+@pytest.mark.parametrize(("row", "num_top", "mutant"), MUTANTS, ids=lambda value: getattr(value, "name", None))
+def test_wrong_columns_of_one_row_are_seen(row: str, num_top: int, mutant: KernelMutant) -> None:
+    with mutant.planted(), pytest.raises((AssertionError, InterpreterError)):
+        sample_alone(row, num_top)

@@ -202,13 +202,21 @@ def test_wrong_columns_of_lists_are_seen(mutant: KernelMutant) -> None:
         list(map(draw_from_lists, MODES))
 
 
+LEAVES_ALL = KernelMutant(
+    "leaves all", edit_mutants.ranks.count_or_leave_rank, "if num_tiles <= _FEW:", "if num_tiles < 0:"
+)
+
+
 @INTERPRETED
 def test_a_raw_rank_that_takes_long_is_counted_by_all() -> None:
-    leaves_all = KernelMutant(
-        "leaves all", edit_mutants.ranks.rank_by_raw, "if num_tiles <= _FEW:", "if num_tiles < 0:"
-    )
-    with leaves_all.planted():
+    with LEAVES_ALL.planted():
         draw_from_lists("raw_logprobs")
+        take_steps("raw_logprobs")
+
+
+@INTERPRETED
+def test_wrong_raw_ranks_counted_by_all_are_seen() -> None:
+    with LEAVES_ALL.planted(), edit_mutants.RANKED_BY_ALL.planted(), pytest.raises((AssertionError, InterpreterError)):
         take_steps("raw_logprobs")
 
 

@@ -12,14 +12,14 @@ from drawlot.kernels.triton.column_values import (
     wants_first,
 )
 from drawlot.kernels.triton.decided import decide, decide_and_leave
-from drawlot.kernels.triton.from_list import begin_list, draw_from_list, mass_for_top_p, may_hold
+from drawlot.kernels.triton.from_list import begin_list, draw_from_list, mass_for_top_p, may_hold, need_of
 from drawlot.kernels.triton.listing import clear_list, survey
 from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.one_read import begin_counts
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.proposal import put_request
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
-from drawlot.kernels.triton.ranks import ask_for_rank, rank_by_raw
+from drawlot.kernels.triton.ranks import ask_for_rank, count_or_leave_rank
 from drawlot.kernels.triton.reduce import sum_of_masses
 from drawlot.kernels.triton.scan import GROUP, GROUPS, LOG2_E, group_of, raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, scan_scale, temperature_of
@@ -35,6 +35,7 @@ from drawlot.kernels.triton.summary import (
     put_cut,
 )
 from drawlot.kernels.triton.sure_winner import wins_surely
+from drawlot.kernels.triton.top_of_list import MOST_TOP, put_top
 from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
@@ -74,8 +75,8 @@ def finish_kernel(
 ):
     """Program: one row. T: power of two >= number of tiles; ROOM: tokens of a list; BLOCK: groups read at a time.
 
-    columns: of rows with one column, which need no launch of their own; None: another launch fills all_columns, if
-    there are any, of rows whose lists do not tell them. RAW, LOGITS: what they hold, as for `columns_kernel`.
+    columns: of rows with one column; None: all_columns, if there are any, which `whole_rows` fills where no list tells
+    them. RAW, LOGITS: what they hold, as for `fill_columns`.
     """
     row = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, T)
@@ -136,22 +137,28 @@ def finish_kernel(
     # A row whose filters keep everything draws as one without filters, to the bit: where its tokens fit, both list.
     row_mass = mass_for_top_p(maxima, sums, row_max, temperature, (top_k, top_p, min_p))
     may_list = may_hold(row_mass, (top_k, top_p, min_p), ROOM)
-    lists_it = (temperature != 0) & ((filtered & may_list) | (num_tiles <= ROOM))
+    draws_from_list = (temperature != 0) & ((filtered & may_list) | (num_tiles <= ROOM))
+    # Edits move tokens of raw logits: their ranks are to be counted.
+    is_known = (edited == 0) if RAW else is_row
+    asks = wants & (is_known == 0)
+    need, lists_top = need_of((top_k, top_p, min_p)), row < 0
+    if RAW and all_columns is not None:
+        wants_top = wants & is_known & (num_top > 0) & (num_top <= MOST_TOP) & fit_a_list(all_columns, ROOM)
+        lists_top = wants_top & ((temperature == 0) | ((filtered == 0) & (draws_from_list == 0)))
+        need = tl.where(lists_top, num_top, tl.where(wants_top, tl.maximum(need, num_top), need))
+    lists_it = draws_from_list | lists_top
     begun = found[0], num_tiles, num_tiles, tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK, GROUP], tl.float32)
     if lists_it:
         begun = begin_list(
-            rows, None, row, lists, maxima, best_groups, found, temperature, (top_k, top_p, min_p), T, ROOM, BLOCK
+            rows, None, row, lists, maxima, best_groups, found, need, temperature, (top_k, top_p, min_p), T, ROOM, BLOCK
         )
     # While tokens are being loaded.
     raw_log_mass = row_max
     if tiles.raw_sums is not None:
         is_apart = raw_apart(rows, scale, row)
         raw_log_mass = _put_raw_mass(tiles, summary, row, at, exists, maxima, sums, row_max, is_apart)
-    # Edits move tokens of raw logits: their ranks are to be counted.
-    is_known = (edited == 0) if RAW else is_row
-    asks = wants & (is_known == 0)
     # Of these rows it is known before anything is drawn that nobody reads them again.
-    is_sure = ((temperature == 0) & (asks == 0)) | ((filtered == 0) & (wants == 0))
+    is_sure = ((temperature == 0) & (asks == 0) & (lists_top == 0)) | ((filtered == 0) & (wants == 0))
     if is_sure:
         decide(tiles, leaves)
     done, token, keeps_list, mass = row < 0, tl.full([], -1, tl.int32), row < 0, tl.zeros([], tl.float32)
@@ -162,11 +169,11 @@ def finish_kernel(
         put_cut(summary, row, MINUS_INF, -1)
         log_mass = log_row_mass(maxima, sums, row_max)
         put(drawn, summary, row, token, 0, GREEDY, row_max, log_mass)
-        if asks == 0:
+        if (asks == 0) & (lists_top == 0):
             logprob = result_of(row_max, row_max, log_mass, temperature, RAW, LOGITS)
             put_result(columns, all_columns, summary, row, token, logprob, 1, wants, is_told, num_top, ROOM)
         done = row >= 0
-    if lists_it:
+    if draws_from_list:
         done, token, keeps = draw_from_list(
             rows,
             lists,
@@ -213,46 +220,78 @@ def finish_kernel(
                     put_result(columns, all_columns, summary, row, token, logprob, rank, wants, is_told, num_top, ROOM)
                 if RAW:
                     tl.debug_barrier()
-    if done:
-        if RAW:
-            if asks:
-                rank_by_raw(
-                    rows,
-                    states,
-                    tiles,
-                    lists,
-                    whole,
-                    columns,
-                    all_columns,
-                    summary,
-                    state,
-                    row,
-                    token,
-                    num_top,
-                    LOGITS,
-                    T,
-                    ROOM,
-                )
-        return
-    if filtered:
-        slot = tl.atomic_add(tiles.control + COUNT, 1)
-        begin_whole_row(whole, row, slot)
-        begin_counts(whole, slot)
-        asks_for = tl.where(wants, tl.where(is_known, 1, 2), 0)
-        put_request(whole, slot, row, row_max, temperature, (top_k, top_p, min_p), key, asks_for)
-        tl.store(summary.floats + row, row_max)
-        tl.store(summary.rank + row, unknown_rank)
-        tl.store(summary.path + row, WHOLE)
-        tl.debug_barrier()
-    else:
-        put_cut(summary, row, MINUS_INF, -1)
-        put(drawn, summary, row, token, 0, TILES, row_max, tl.log(mass))
-        tl.store(summary.rank + row, unknown_rank)
+    has_columns, has_rank = row < 0, row < 0
+    if RAW and all_columns is not None:
+        if lists_top:
+            has_columns, has_rank = put_top(
+                rows,
+                lists,
+                all_columns,
+                summary,
+                row,
+                begun,
+                token,
+                row_max,
+                raw_log_mass,
+                num_top,
+                LOGITS,
+                ROOM,
+                BLOCK,
+            )
+            if done:
+                if has_columns == 0:
+                    tl.store(summary.rank + row, 1)
+                decide(tiles, has_columns == 0)
     # Raw ranks of rows that are read again come with their tokens.
-    if wants & ((filtered == 0) | (RAW == 0)):
-        ask_for_rank(tiles, whole, columns, summary, row)
-    if is_sure == 0:
-        decide_and_leave(tiles)
+    asks_rank = wants & tl.where(done, asks, (filtered == 0) & (has_rank == 0))
+    if done == 0:
+        if filtered:
+            slot = tl.atomic_add(tiles.control + COUNT, 1)
+            begin_whole_row(whole, row, slot)
+            begin_counts(whole, slot)
+            asks_for = tl.where(wants, tl.where(is_known, 1, 2), 0)
+            put_request(whole, slot, row, row_max, temperature, (top_k, top_p, min_p), key, asks_for)
+            tl.store(summary.floats + row, row_max)
+            tl.store(summary.rank + row, unknown_rank)
+            tl.store(summary.path + row, WHOLE)
+            tl.debug_barrier()
+        else:
+            put_cut(summary, row, MINUS_INF, -1)
+            put(drawn, summary, row, token, 0, TILES, row_max, tl.log(mass))
+            if has_columns == 0:
+                tl.store(summary.rank + row, unknown_rank)
+        if RAW == 0:
+            if wants:
+                ask_for_rank(tiles, whole, columns, summary, row)
+        if has_rank:
+            decide(tiles, False)
+        elif (is_sure == 0) & ((asks_rank == 0) | (RAW == 0)):
+            decide_and_leave(tiles)
+    if RAW:
+        if asks_rank:
+            tl.debug_barrier()
+            # Not behind a branch, which other loads would wait for.
+            raw_maxima = tl.load(tiles.raw_maxima + at, mask=tile < tl.where(edited, tiles.num, 0), other=MINUS_INF)
+            raw_maxima = tl.where(edited, raw_maxima, maxima)
+            count_or_leave_rank(
+                rows,
+                states,
+                tiles,
+                lists,
+                whole,
+                columns,
+                all_columns,
+                summary,
+                state,
+                row,
+                token,
+                raw_maxima,
+                num_top,
+                has_columns,
+                LOGITS,
+                T,
+                ROOM,
+            )
 
 
 @triton.jit

@@ -61,6 +61,14 @@ def below_min_p(row_max, temperature, min_p):
 
 
 @triton.jit
+def need_of(filters):
+    """int32: of a row without top_k a list holds so many tokens at least, of one without filters all."""
+    top_k, top_p, min_p = filters
+    filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    return tl.where(top_k > 0, top_k, tl.where(filtered, _WITHOUT_TOP_K, LAST_ID)).to(tl.int32)
+
+
+@triton.jit
 def begin_list(
     rows,
     refused,
@@ -69,6 +77,7 @@ def begin_list(
     maxima,
     best_groups,
     found,
+    need,
     temperature,
     filters,
     T: tl.constexpr,
@@ -78,12 +87,10 @@ def begin_list(
     """Draws a line that all tokens reach which the row may keep, and begins to load what may reach it.
 
     refused: as for `load_groups`; maxima, best_groups: [T], of the row's tiles; found: what `survey` says of them;
-    filters: of `filters_of`. Returns the line, an order (-LAST_ID: the row has no token below), what `load_numbers`
-    returns, and what `load_groups` returns of the first.
+    need: how many tokens reach the line at least; filters: of `filters_of`. Returns the line, an order (-LAST_ID: the
+    row has no token below), what `load_numbers` returns, and what `load_groups` returns of the first.
     """
-    top_k, top_p, min_p = filters
-    filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
-    need = tl.where(top_k > 0, top_k, tl.where(filtered, _WITHOUT_TOP_K, LAST_ID)).to(tl.int32)
+    top_k, _top_p, min_p = filters
     tile = tl.arange(0, T)
     orders = order_of(maxima)
     if T <= _FEW_TILES:
@@ -155,7 +162,7 @@ def draw_from_list(
     if done:
         tells_all, leaves = row < 0, row < 0
         if all_columns is not None:
-            tells_all = has_column & _has_top(num_top, listed, begun[0], all_columns, RAW, ROOM)
+            tells_all = has_column & has_top(num_top, listed, begun[0], all_columns, RAW, ROOM)
             leaves = (is_told | tells_all) == 0
         if counts:
             decide(tiles, leaves)
@@ -190,12 +197,12 @@ def draw_from_list(
 
 
 @triton.jit
-def _has_top(num_top, listed, line, columns, RAW: tl.constexpr, ROOM: tl.constexpr):
+def has_top(num_top, listed, line, columns, RAW: tl.constexpr, ROOM: tl.constexpr):
     """Whether a list that holds all that its row keeps has its top tokens; line: that tokens of the list reach."""
-    has_top = (num_top <= ROOM) & fit_a_list(columns, ROOM)
+    result = (num_top <= ROOM) & fit_a_list(columns, ROOM)
     if RAW:
-        has_top = has_top & ((num_top <= listed) | (line == -LAST_ID))
-    return has_top
+        result = result & ((num_top <= listed) | (line == -LAST_ID))
+    return result
 
 
 @triton.jit

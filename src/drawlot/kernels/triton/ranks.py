@@ -14,7 +14,7 @@ from drawlot.kernels.triton.column_values import (
 from drawlot.kernels.triton.decided import decide, decide_and_leave
 from drawlot.kernels.triton.listing import comes_before, select_tiles
 from drawlot.kernels.triton.reduce import span, total_of
-from drawlot.kernels.triton.summary import COUNT_OF_RANKS
+from drawlot.kernels.triton.summary import ALL_COLUMNS, COUNT_OF_RANKS
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, is_edited, order_of, value_of
 
 _GATHER = tl.constexpr(32)
@@ -24,7 +24,7 @@ _FEW = tl.constexpr(64)
 
 
 @triton.jit
-def rank_by_raw(
+def count_or_leave_rank(
     rows,
     states,
     tiles,
@@ -36,19 +36,21 @@ def rank_by_raw(
     state,
     row,
     token,
+    maxima,
     num_top,
+    has_columns,
     LOGITS: tl.constexpr,
     T: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Tells the rank of an edited row's token among raw logits, and its column, if it wants one; or leaves the rank.
+    """Tells the rank of a row's token among raw logits, and its column, if it wants one; or leaves the rank.
 
-    What takes long is left. Counts the row decided. columns, all_columns, num_top: as for `draw_from_list`.
+    What takes long is left. Counts the row decided. maxima: [T], of the raw values; columns, all_columns, num_top: as
+    for `draw_from_list`; has_columns: all are stored, but for the rank.
     """
     own = token + tl.arange(0, 1)
     x = tl.max(load_as(rows, row, own, own >= 0, True))
     tile = tl.arange(0, T)
-    maxima = tl.load(tiles.raw_maxima + row * tiles.stride + tile, mask=tile < tiles.num, other=MINUS_INF)
     selected = may_have_before(maxima, x)
     last, first, num_tiles = span(
         tl.where(selected, tile, -1), tl.where(selected, tile, LAST_ID), selected.to(tl.int32)
@@ -61,7 +63,7 @@ def rank_by_raw(
         # From here on it is known that nobody reads the row again.
         leaves = row < 0
         if all_columns is not None:
-            leaves = wants_first(all_columns, row >= 0, num_top, ROOM) == 0
+            leaves = (has_columns | wants_first(all_columns, row >= 0, num_top, ROOM)) == 0
         decide(tiles, leaves)
         law = law_of_row(states, summary, state, row, True)
         if num_tiles > 2:
@@ -72,9 +74,15 @@ def rank_by_raw(
             pair = tl.where(place == 0, first, last)
             rank = 1 + _count_before(rows, row, pair, place < num_tiles, x, token, law, True)
         logprob = result_of(x, law[0], law[1], law[2], True, LOGITS)
-        put_result(columns, all_columns, summary, row, token, logprob, rank, row >= 0, row < 0, num_top, ROOM)
+        if has_columns == 0:
+            put_result(columns, all_columns, summary, row, token, logprob, rank, row >= 0, row < 0, num_top, ROOM)
+        elif all_columns is not None:
+            tl.store(all_columns.ranks + row, rank)
     else:
-        ask_for_rank(tiles, whole, columns, summary, row)
+        if has_columns == 0:
+            ask_for_rank(tiles, whole, columns, summary, row)
+        elif all_columns is not None:
+            ask_for_rank_alone(tiles, whole, all_columns, row)
         decide_and_leave(tiles)
 
 
@@ -117,7 +125,7 @@ def _count_before(rows, row, tile, exists, x, token, law, RAW: tl.constexpr):
 @triton.jit
 def ask_for_rank(tiles, whole, columns, summary, row):
     """Leaves a rank, and an only column, to the programs that count over whole rows."""
-    tl.store(whole.rank_rows + tl.atomic_add(tiles.control + COUNT_OF_RANKS, 1), row)
+    _leave_rank(tiles, whole, row)
     if columns is None:
         # Another thread may have stored a rank.
         tl.debug_barrier()
@@ -127,11 +135,24 @@ def ask_for_rank(tiles, whole, columns, summary, row):
 
 
 @triton.jit
+def ask_for_rank_alone(tiles, whole, all_columns, row):
+    """As `ask_for_rank`, of a row whose columns are stored, told by `summary.ALL_COLUMNS`."""
+    _leave_rank(tiles, whole, row)
+    tl.store(all_columns.ranks + row, 1)
+
+
+@triton.jit
+def _leave_rank(tiles, whole, row):
+    tl.store(whole.rank_rows + tl.atomic_add(tiles.control + COUNT_OF_RANKS, 1), row)
+
+
+@triton.jit
 def count_ranks(
     rows,
     states,
     tiles,
     columns,
+    all_columns,
     drawn,
     summary,
     row,
@@ -171,10 +192,16 @@ def count_ranks(
         ids = own_tile * TILE + tl.arange(0, TILE)
         x = load_as(rows, row, ids, ids < token, RAW)
         num_before += tl.sum((x == own_x).to(tl.int32))
-    if columns is None:
-        tl.atomic_add(summary.rank + row, num_before)
-    else:
+    if columns is not None:
         tl.atomic_add(columns.ranks + row, num_before.to(tl.int64))
+    else:
+        is_stored = row < 0
+        if all_columns is not None:
+            is_stored = tl.load(summary.rank + row) == ALL_COLUMNS
+            if is_stored:
+                tl.atomic_add(all_columns.ranks + row, num_before.to(tl.int64))
+        if is_stored == 0:
+            tl.atomic_add(summary.rank + row, num_before)
 
 
 @triton.jit

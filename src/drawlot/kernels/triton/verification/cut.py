@@ -4,7 +4,15 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.decided import decide
-from drawlot.kernels.triton.from_list import begin_list, cut_list, list_row, mass_for_top_p, may_hold, noises_of_list
+from drawlot.kernels.triton.from_list import (
+    begin_list,
+    cut_list,
+    list_row,
+    mass_for_top_p,
+    may_hold,
+    need_of,
+    noises_of_list,
+)
 from drawlot.kernels.triton.listing import survey, value_and_token
 from drawlot.kernels.triton.race import z_of
 from drawlot.kernels.triton.reduce import of_fixed
@@ -67,7 +75,21 @@ def cut_row(
     value, token, draft_logits, tile_noise, token_noise = no_list(ROOM, WIDE)
     row_mass = mass_for_top_p(maxima, sums, row_max, temperature, filters)
     if (status == 0) & (may_hold(row_mass, filters, ROOM) | (num_tiles <= ROOM)):
-        begun = begin_list(rows, refused, row, lists, maxima, best_groups, found, temperature, filters, T, ROOM, GROUPS)
+        begun = begin_list(
+            rows,
+            refused,
+            row,
+            lists,
+            maxima,
+            best_groups,
+            found,
+            need_of(filters),
+            temperature,
+            filters,
+            T,
+            ROOM,
+            GROUPS,
+        )
         listed, keys = list_row(rows, refused, lists, row, begun, ROOM, GROUPS)
         value, token = value_and_token(keys)
         draft_logits = load_draft_logits(drafts, (line,), token, token < LAST_ID)

@@ -21,6 +21,8 @@ V = 17_000
 LIKELY = 3 * torch.randn(1, V, generator=torch.Generator().manual_seed(1))
 NOT_A_NUMBER = torch.where(torch.arange(V) == 77, torch.nan, LIKELY)
 FEW = torch.where(torch.arange(V) % 6000 == 5, LIKELY, -torch.inf)
+# The likelier token of two lies in the later tile; the other one is drawn.
+TWO = torch.where(torch.arange(V) == 5, 29.9, torch.where(torch.arange(V) == 6005, 30.0, LIKELY))
 BIAS = SparseBias(torch.tensor([0]), torch.tensor([9]), torch.tensor([0.5]))
 ROWS = {
     "greedy": ({"temperature": 0.0}, LIKELY, Edits()),
@@ -31,6 +33,7 @@ ROWS = {
     "unfiltered, warm": ({"temperature": 1.3}, LIKELY, Edits()),
     "unfiltered, flat": ({}, LIKELY / 3, Edits()),
     "unfiltered, peaked": ({"temperature": 0.7}, 4 * LIKELY, Edits()),
+    "second of two tiles": ({}, TWO, Edits()),
     "greedy, of three tokens": ({"temperature": 0.0}, FEW, Edits()),
     "of three tokens": ({}, FEW, Edits()),
     "bad": ({"top_k": 2}, NOT_A_NUMBER, Edits()),

@@ -7,7 +7,7 @@ NO_TOKEN, GREEDY, LISTED, TILES, WHOLE = (tl.constexpr(i) for i in range(5))
 """Paths of a row: a bad or skipped one, greedy, from a short list, from tile masses, from whole reads"""
 
 ALL_COLUMNS = tl.constexpr(-1)
-"""In the place of a rank: all columns of the row are there"""
+"""In the place of a rank: all columns of the row are stored; its rank may still be counted there"""
 
 COUNT, COUNT_OF_RANKS, ARRIVALS, UNDECIDED, COUNT_OF_UNSURE, NUM_SETTLED, NUM_ROWS, RANKED = (
     tl.constexpr(i) for i in range(8)

@@ -36,7 +36,7 @@ OF_LISTS = [
     ),
     KernelMutant("counted with itself", ranks._count_before, "comes_before(values, ids, x, token)", "(values >= x)"),
     KernelMutant("too few tiles", ranks.may_have_before, "maxima >= x", "maxima >= x + 1.0"),
-    KernelMutant("given ids forgotten", finish._num_top, "tl.where(first >= 0, ROOM + 1, num_top)", "num_top"),
+    KernelMutant("given ids forgotten", column_values.num_top_of, "tl.where(first >= 0, ROOM + 1, num_top)", "num_top"),
     KernelMutant("top tokens as they lie", column_values.put_columns, "ids + 1 + rank, tl", "ids + 1 + rank * 0, tl"),
     KernelMutant("as many as the list has", column_values.put_columns, "rank < num_top", "rank > -1"),
     KernelMutant("top tokens forgotten", column_values.wants_first, "has_column & (num_top == 0) &", "has_column &"),

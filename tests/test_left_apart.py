@@ -37,5 +37,6 @@ def test_a_finish_leaves_no_threads_apart(asks: str) -> None:
     pytest.importorskip("triton")
     sass = disassembled(SAMPLES.replace("logprobs=0", asks), "finish_kernel")
     forms = sass.split(".text.finish_kernel:")[1:]
-    assert len(forms) == 3
-    assert [left_apart(form) for form in forms] == [[], [], []]
+    # Where there are columns of top tokens, few rows may have two programs each.
+    assert len(forms) == 3 + ("logprobs=5" in asks)
+    assert [left_apart(form) for form in forms] == [[]] * len(forms)

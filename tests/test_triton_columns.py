@@ -1,10 +1,13 @@
 """Columns of logprobs of rows one by one: nobody beside them leaves something, so that whole rows look for them."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from drawlot.kernels import reference
 from drawlot.kernels.inputs import Edits, LogprobsWanted, SparseBias
+from drawlot.kernels.requests import Request
 
 pytest.importorskip("triton")
 import triton
@@ -33,6 +36,8 @@ ROWS = {
     "unfiltered, warm": ({"temperature": 1.3}, LIKELY, Edits()),
     "unfiltered, flat": ({}, LIKELY / 3, Edits()),
     "unfiltered, peaked": ({"temperature": 0.7}, 4 * LIKELY, Edits()),
+    "unfiltered, all equal": ({}, 0 * LIKELY, Edits()),
+    "greedy, all equal": ({"temperature": 0.0}, 0 * LIKELY, Edits()),
     "second of two tiles": ({}, TWO, Edits()),
     "greedy, of three tokens": ({"temperature": 0.0}, FEW, Edits()),
     "of three tokens": ({}, FEW, Edits()),
@@ -55,6 +60,18 @@ def sample_alone(row: str, num_top: int, mode: str = "raw_logprobs", *, wanted: 
 @pytest.mark.parametrize("num_top", [0, 3, 30, 90, 120])
 @pytest.mark.parametrize("row", ROWS)
 def test_columns_of_one_row(row: str, num_top: int) -> None:
+    sample_alone(row, num_top)
+
+
+def one_program_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there are more rows than may have two."""
+    monkeypatch.setattr(sample, "rows_aside", lambda device: 0)
+
+
+@pytest.mark.parametrize("num_top", [3, 30, 90])
+@pytest.mark.parametrize("row", [row for row in ROWS if row.startswith(("greedy", "unfiltered", "second", "of three"))])
+def test_columns_of_one_row_by_one_program(row: str, num_top: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_program_a_row(monkeypatch)
     sample_alone(row, num_top)
 
 
@@ -114,17 +131,45 @@ MUTANTS = [
         ),
     ),
     (
-        "unfiltered",
-        30,
-        KernelMutant("in no list", top_of_list.put_top, "holds = tl.max((ids == token)", "holds = tl.max((ids == ids)"),
-    ),
-    (
         "unfiltered, flat",
         30,
         KernelMutant("from 0, counted", ranks.ask_for_rank_alone, "ranks + row, 1)", "ranks + row, 0)"),
     ),
-    ("unfiltered, flat", 30, KernelMutant("rank elsewhere", ranks.count_ranks, "== ALL_COLUMNS", "== ALL_COLUMNS - 1")),
-    ("unfiltered", 30, KernelMutant("no first column", top_of_list.put_top, "if holds == 0:", "if listed < 0:")),
+    (
+        "unfiltered, flat",
+        30,
+        KernelMutant("rank elsewhere", ranks.count_ranks, "if is_alone:", "if is_alone == 0:"),
+    ),
+    (
+        "greedy, all equal",
+        30,
+        KernelMutant(
+            "leaves nothing",
+            top_of_list.put_top_aside,
+            "decide(tiles, leaves, ONE_SHARE)",
+            "decide(tiles, row < 0, ONE_SHARE)",
+        ),
+    ),
+    (
+        "unfiltered, all equal",
+        30,
+        KernelMutant("says it told", top_of_list.put_top_aside, "tl.where(leaves, 0, ALL_COLUMNS)", "ALL_COLUMNS"),
+    ),
+    (
+        "unfiltered, warm",
+        30,
+        KernelMutant("at another temperature", top_of_list.put_top_aside, "raw_apart(rows, scale, row)", "row < 0"),
+    ),
+    ("unfiltered", 30, KernelMutant("no first column", top_of_list.put_own, "ids + at, own)", "ids + at, own * 0)")),
+    (
+        "greedy",
+        30,
+        KernelMutant("second", finish.finish_kernel, "all_columns.ranks + row, 1)", "all_columns.ranks + row, 2)"),
+    ),
+]
+BY_ONE_PROGRAM = [
+    KernelMutant("in no list", top_of_list.put_top, "holds = tl.max((ids == token)", "holds = tl.max((ids == ids)"),
+    KernelMutant("no first column", top_of_list.put_top, "if holds == 0:", "if listed < 0:"),
 ]
 
 
@@ -132,3 +177,29 @@ MUTANTS = [
 def test_wrong_columns_of_one_row_are_seen(row: str, num_top: int, mutant: KernelMutant) -> None:
     with mutant.planted(), pytest.raises((AssertionError, InterpreterError)):
         sample_alone(row, num_top)
+
+
+@pytest.mark.parametrize("mutant", BY_ONE_PROGRAM, ids=lambda mutant: mutant.name)
+def test_wrong_columns_by_one_program_are_seen(mutant: KernelMutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_program_a_row(monkeypatch)
+    with mutant.planted(), pytest.raises((AssertionError, InterpreterError)):
+        sample_alone("unfiltered", 30)
+
+
+@pytest.mark.parametrize(
+    ("asks", "expected"),
+    [
+        ({"temperature": 0.0, "num_top": 5}, True),
+        ({"num_top": 96}, True),
+        ({"num_top": 97}, False),
+        ({"num_top": 0}, False),
+        ({"num_top": None}, False),
+        ({"num_top": 5, "top_k": 20}, False),
+        ({"num_top": 5, "logprob_token_ids": (3,)}, False),
+    ],
+)
+def test_who_has_rows_with_a_program_for_top_tokens(asks: dict[str, Any], expected: bool) -> None:
+    from drawlot.kernels.triton.step_sampler import _has_top_aside
+
+    request = Request(1.0, 1.0, 0.0, 0, 0, 0, None, (), None)
+    assert _has_top_aside(request._replace(**asks)) == expected

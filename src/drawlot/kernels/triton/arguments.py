@@ -152,7 +152,7 @@ class Whole(NamedTuple):
     unsure: Tensor
     """int32 [N]: those of them whose exact cut decides what is drawn, `control[COUNT_OF_UNSURE]` of them"""
     rank_rows: Tensor
-    """int32 [N]: rows whose rank is to be counted, `control[COUNT_OF_RANKS]` of them"""
+    """int32 [N]: rows whose rank is to be counted, -1 - row if that is all; `control[COUNT_OF_RANKS]` of them"""
     low: Tensor
     """float32 [N]: the last kept value is probably at least this, and"""
     high: Tensor

@@ -68,6 +68,16 @@ def put_column(columns, row, token, logprob, rank, mask):
 
 
 @triton.jit
+def num_top_of(wanted, state, ROOM: tl.constexpr):
+    """How many top tokens a request wants; more than a list holds where it wants others."""
+    num_top = tl.load(wanted.num_top + state).to(tl.int32)
+    if wanted.num_token_ids > 0:
+        first = tl.load(wanted.token_ids + state * wanted.num_token_ids)
+        num_top = tl.where(first >= 0, ROOM + 1, num_top)
+    return num_top
+
+
+@triton.jit
 def fit_a_list(columns, ROOM: tl.constexpr):
     """Whether a row has no more columns than its drawn token and a list of ROOM tokens fill."""
     return columns.count <= ROOM + 1

@@ -1,7 +1,8 @@
 """How rows tell that they are decided: that it is known what they leave to the programs that follow.
 
-One word, `control[UNDECIDED]`, begins at -N and counts decided rows in its lower half, and in its upper half those that
-leave something. So one look says both: mostly no row leaves anything, and nothing else needs to be read then.
+One word, `control[UNDECIDED]`, counts decided rows in its lower half, and in its upper half those that leave something.
+So one look says both: mostly no row leaves anything, and nothing else needs to be read then. A row has two shares,
+since it may have two programs, and the word begins at -2 N.
 """
 
 import triton
@@ -9,25 +10,26 @@ import triton.language as tl
 
 from drawlot.kernels.triton.summary import UNDECIDED
 
+ONE_SHARE, BOTH_SHARES = tl.constexpr(1), tl.constexpr(2)
 _LEAVES = tl.constexpr(1 << 32)
 
 
 @triton.jit
-def decide(tiles, leaves):
-    """Counts a row decided, which leaves something or not; what it has stored need not be seen by others."""
-    tl.atomic_add(tiles.control + UNDECIDED, tl.where(leaves, _LEAVES + 1, 1), sem="relaxed")
+def decide(tiles, leaves, SHARES: tl.constexpr):
+    """Counts shares of a row decided, which leave something or not; what is stored need not be seen by others."""
+    tl.atomic_add(tiles.control + UNDECIDED, tl.where(leaves, _LEAVES + SHARES, SHARES), sem="relaxed")
 
 
 @triton.jit
-def decide_and_leave(tiles):
-    """Counts a row decided that leaves something, once what the program has stored can be seen."""
+def decide_and_leave(tiles, SHARES: tl.constexpr):
+    """Counts shares of a row decided that leave something, once what the program has stored can be seen."""
     tl.debug_barrier()
-    tl.atomic_add(tiles.control + UNDECIDED, _LEAVES + 1, sem="release")
+    tl.atomic_add(tiles.control + UNDECIDED, _LEAVES + SHARES, sem="release")
 
 
 @triton.jit
 def wait_until_decided(tiles):
-    """Wait until all rows are decided, and return how many leave something, which can be read then."""
+    """Wait until all rows are decided, and return how often something is left, which can be read then."""
     decided = tl.atomic_add(tiles.control + UNDECIDED, 0, sem="relaxed")
     while (decided & 0xFFFFFFFF) != 0:
         decided = tl.atomic_add(tiles.control + UNDECIDED, 0, sem="relaxed")

@@ -5,13 +5,14 @@ import triton.language as tl
 
 from drawlot.kernels.triton.column_values import (
     fit_a_list,
+    num_top_of,
     put_column,
     put_first_column,
     put_result,
     result_of,
     wants_first,
 )
-from drawlot.kernels.triton.decided import decide, decide_and_leave
+from drawlot.kernels.triton.decided import BOTH_SHARES, ONE_SHARE, decide, decide_and_leave
 from drawlot.kernels.triton.from_list import begin_list, draw_from_list, mass_for_top_p, may_hold, need_of
 from drawlot.kernels.triton.listing import clear_list, survey
 from drawlot.kernels.triton.noise import gumbel_of_range
@@ -20,8 +21,8 @@ from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.proposal import put_request
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.ranks import ask_for_rank, count_or_leave_rank
-from drawlot.kernels.triton.reduce import sum_of_masses
-from drawlot.kernels.triton.scan import GROUP, GROUPS, LOG2_E, group_of, raw_apart
+from drawlot.kernels.triton.raw_mass import log_row_mass, raw_law
+from drawlot.kernels.triton.scan import GROUP, GROUPS, group_of, raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import (
     ALL_COLUMNS,
@@ -35,7 +36,7 @@ from drawlot.kernels.triton.summary import (
     put_cut,
 )
 from drawlot.kernels.triton.sure_winner import wins_surely
-from drawlot.kernels.triton.top_of_list import MOST_TOP, put_top
+from drawlot.kernels.triton.top_of_list import draws_without, put_own, put_top, put_top_aside, wants_a_list
 from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
@@ -59,6 +60,7 @@ def finish_kernel(
     states,
     tiles,
     lists,
+    lists_aside,
     whole,
     wanted,
     columns,
@@ -72,13 +74,24 @@ def finish_kernel(
     ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
+    ASIDE: tl.constexpr,
 ):
     """Program: one row. T: power of two >= number of tiles; ROOM: tokens of a list; BLOCK: groups read at a time.
 
     columns: of rows with one column; None: all_columns, if there are any, which `whole_rows` fills where no list tells
-    them. RAW, LOGITS: what they hold, as for `fill_columns`.
+    them. RAW, LOGITS: what they hold, as for `fill_columns`. ASIDE: there are as many programs before these, which tell
+    top tokens that no draw needs, see `put_top_aside`.
     """
+    SHARES: tl.constexpr = ONE_SHARE if ASIDE else BOTH_SHARES
     row = tl.program_id(0).to(tl.int64)
+    if ASIDE:
+        num_rows = tl.num_programs(0) // 2
+        if row < num_rows:
+            put_top_aside(
+                rows, states, tiles, lists_aside, wanted, all_columns, summary, row, LOGITS, T, ROOM, BLOCK, OVERLAP
+            )
+            return
+        row -= num_rows
     tile = tl.arange(0, T)
     at = row * tiles.stride + tile
     exists = tile < tiles.num
@@ -99,7 +112,7 @@ def finish_kernel(
                 put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, row >= 0)
     num_top, unknown_rank, is_told, leaves = tl.zeros([], tl.int32), tl.zeros([], tl.int32), row < 0, row < 0
     if all_columns is not None:
-        num_top = _num_top(wanted, state, ROOM)
+        num_top = num_top_of(wanted, state, ROOM)
         is_told = (wants == 0) & fit_a_list(all_columns, ROOM)
         # Columns are left by rows whose token alone does not tell them all.
         leaves = (is_told | wants_first(all_columns, wants, num_top, ROOM)) == 0
@@ -118,7 +131,7 @@ def finish_kernel(
     if is_row == 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0.0, 0.0)
         tl.store(summary.rank + row, unknown_rank)
-        decide(tiles, leaves)
+        decide(tiles, leaves, SHARES)
         return
 
     orders = order_of(maxima)
@@ -130,7 +143,7 @@ def finish_kernel(
         tl.store(summary.rank + row, unknown_rank)
         if columns is not None:
             put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, row >= 0)
-        decide(tiles, (all_columns is not None) & (is_told == 0))
+        decide(tiles, (all_columns is not None) & (is_told == 0), SHARES)
         return
 
     row_max = value_of(highest)
@@ -143,10 +156,10 @@ def finish_kernel(
     asks = wants & (is_known == 0)
     need, lists_top = need_of((top_k, top_p, min_p)), row < 0
     if RAW and all_columns is not None:
-        wants_top = wants & is_known & (num_top > 0) & (num_top <= MOST_TOP) & fit_a_list(all_columns, ROOM)
-        lists_top = wants_top & ((temperature == 0) | ((filtered == 0) & (draws_from_list == 0)))
+        wants_top = wants_a_list(all_columns, wants, edited, num_top, ROOM)
+        lists_top = wants_top & draws_without(temperature, filtered, num_tiles, ROOM)
         need = tl.where(lists_top, num_top, tl.where(wants_top, tl.maximum(need, num_top), need))
-    lists_it = draws_from_list | lists_top
+    lists_it = draws_from_list if ASIDE else draws_from_list | lists_top
     begun = found[0], num_tiles, num_tiles, tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK, GROUP], tl.float32)
     if lists_it:
         begun = begin_list(
@@ -156,11 +169,13 @@ def finish_kernel(
     raw_log_mass = row_max
     if tiles.raw_sums is not None:
         is_apart = raw_apart(rows, scale, row)
-        raw_log_mass = _put_raw_mass(tiles, summary, row, at, exists, maxima, sums, row_max, is_apart)
+        raw_max, raw_log_mass = raw_law(tiles, at, exists, maxima, sums, row_max, is_apart)
+        tl.store(summary.floats + 2 * summary.num_rows + row, raw_max)
+        tl.store(summary.floats + 3 * summary.num_rows + row, raw_log_mass)
     # Of these rows it is known before anything is drawn that nobody reads them again.
     is_sure = ((temperature == 0) & (asks == 0) & (lists_top == 0)) | ((filtered == 0) & (wants == 0))
     if is_sure:
-        decide(tiles, leaves)
+        decide(tiles, leaves, SHARES)
     done, token, keeps_list, mass = row < 0, tl.full([], -1, tl.int32), row < 0, tl.zeros([], tl.float32)
     if temperature == 0:
         best = tl.min(tl.where(orders == highest, tile * GROUPS + group_of(best_groups), LAST_ID))
@@ -200,6 +215,7 @@ def finish_kernel(
             WIDE,
             ROOM,
             BLOCK,
+            SHARES,
         )
         if RAW:
             if asks:
@@ -215,7 +231,7 @@ def finish_kernel(
             if done:
                 put(drawn, summary, row, token, 0, LISTED, row_max, 0.0)
                 if asks == 0:
-                    decide(tiles, leaves)
+                    decide(tiles, leaves, SHARES)
                     logprob = result_of(value, row_max, raw_log_mass, temperature, RAW, LOGITS)
                     put_result(columns, all_columns, summary, row, token, logprob, rank, wants, is_told, num_top, ROOM)
                 if RAW:
@@ -223,25 +239,32 @@ def finish_kernel(
     has_columns, has_rank = row < 0, row < 0
     if RAW and all_columns is not None:
         if lists_top:
-            has_columns, has_rank = put_top(
-                rows,
-                lists,
-                all_columns,
-                summary,
-                row,
-                begun,
-                token,
-                row_max,
-                raw_log_mass,
-                num_top,
-                LOGITS,
-                ROOM,
-                BLOCK,
-            )
+            if ASIDE:
+                # All columns but the first are told by another program, which leaves them if it cannot.
+                put_own(rows, all_columns, row, token, row_max, raw_log_mass, LOGITS)
+                has_columns, has_rank = row >= 0, temperature == 0
+                if has_rank:
+                    tl.store(all_columns.ranks + row, 1)
+            else:
+                has_columns, has_rank = put_top(
+                    rows,
+                    lists,
+                    all_columns,
+                    summary,
+                    row,
+                    begun,
+                    token,
+                    row_max,
+                    raw_log_mass,
+                    num_top,
+                    LOGITS,
+                    ROOM,
+                    BLOCK,
+                )
             if done:
                 if has_columns == 0:
                     tl.store(summary.rank + row, 1)
-                decide(tiles, has_columns == 0)
+                decide(tiles, has_columns == 0, SHARES)
     # Raw ranks of rows that are read again come with their tokens.
     asks_rank = wants & tl.where(done, asks, (filtered == 0) & (has_rank == 0))
     if done == 0:
@@ -264,9 +287,9 @@ def finish_kernel(
             if wants:
                 ask_for_rank(tiles, whole, columns, summary, row)
         if has_rank:
-            decide(tiles, False)
+            decide(tiles, False, SHARES)
         elif (is_sure == 0) & ((asks_rank == 0) | (RAW == 0)):
-            decide_and_leave(tiles)
+            decide_and_leave(tiles, SHARES)
     if RAW:
         if asks_rank:
             tl.debug_barrier()
@@ -291,33 +314,5 @@ def finish_kernel(
                 LOGITS,
                 T,
                 ROOM,
+                SHARES,
             )
-
-
-@triton.jit
-def _num_top(wanted, state, ROOM: tl.constexpr):
-    """How many top tokens a request wants; more than a list holds where it wants others."""
-    num_top = tl.load(wanted.num_top + state).to(tl.int32)
-    if wanted.num_token_ids > 0:
-        first = tl.load(wanted.token_ids + state * wanted.num_token_ids)
-        num_top = tl.where(first >= 0, ROOM + 1, num_top)
-    return num_top
-
-
-@triton.jit
-def log_row_mass(maxima, sums, row_max):
-    """float32: log of a row's mass at T = 1, relative to row_max."""
-    return tl.log(sum_of_masses(tl.where(sums > 0, sums * tl.exp2((maxima - row_max) * LOG2_E), 0.0)))
-
-
-@triton.jit
-def _put_raw_mass(tiles, summary, row, at, exists, maxima, sums, row_max, is_apart):
-    """Stores maximum and log of the mass of raw logits, and returns this; is_apart: they have tiles of their own."""
-    if is_apart:
-        maxima = tl.load(tiles.raw_maxima + at, mask=exists, other=MINUS_INF)
-        sums = tl.load(tiles.raw_sums + at, mask=exists, other=0.0)
-        row_max = tl.max(maxima)
-    log_mass = log_row_mass(maxima, sums, row_max)
-    tl.store(summary.floats + 2 * summary.num_rows + row, row_max)
-    tl.store(summary.floats + 3 * summary.num_rows + row, log_mass)
-    return log_mass

@@ -137,6 +137,7 @@ def draw_from_list(
     WIDE: tl.constexpr,
     ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
+    SHARES: tl.constexpr,
 ):
     """Whether the list held all that the row keeps, and its token, which is stored then with its summary.
 
@@ -165,7 +166,7 @@ def draw_from_list(
             tells_all = has_column & has_top(num_top, listed, begun[0], all_columns, RAW, ROOM)
             leaves = (is_told | tells_all) == 0
         if counts:
-            decide(tiles, leaves)
+            decide(tiles, leaves, SHARES)
         kept = rank < num_kept
         log_mass = tl.zeros([], z.dtype)
         if TELLS_CUT:

@@ -21,7 +21,7 @@ from drawlot.kernels.triton.cuda_launch import Function, PreparedLaunch
 # Of these, kernels know whether addresses and numbers are multiples of 16: their loads are wide, and a model or a
 # workspace always gives the same. Of all others they know nothing, since it may differ from call to call.
 _KNOWN_MULTIPLES = (Rows, Tiles, Lists, Whole)
-_MOST_PROGRAMS = 2**31 - 1
+_MOST_ROWS = 2**31 - 1
 
 
 class Packed(NamedTuple):
@@ -119,15 +119,15 @@ class Launch:
             kernel: Its first two parameters are what `__call__` is given, then come the arguments and the constants.
             grid: How many programs a call for so many rows has.
             arguments: Tuples of tensors and numbers, numbers, None; kept alive.
-            forms: Other options for calls of at most so many programs, ascending. All are compiled at once.
+            forms: Other options for calls for at most so many rows, ascending. All are compiled at once.
             constants: Constexprs, and options of the compiler; these may be functions of the first parameter.
         """
         self._kernel = kernel
         self._grid = grid
         self._arguments = arguments
-        # No call has more programs than the last form is for.
+        # No call has more rows than the last form is for.
         self._forms = [(most, {**constants, **options}) for most, options in forms if most]
-        self._forms.append((_MOST_PROGRAMS, constants))
+        self._forms.append((_MOST_ROWS, constants))
         self._prepared: dict[Any, PreparedLaunch] = {}
         packed = [pack(argument) for argument in arguments]
         self._stand_ins = tuple(argument.stand_in for argument in packed)
@@ -139,15 +139,16 @@ class Launch:
         if _only_compiles.get():
             self._start_compiling(first.stand_in, second.stand_in)
             return
+        for form in self._forms:
+            if n <= form[0]:
+                break
+        most, constants = form
         if not isinstance(self._kernel, JITFunction):
             # Triton's interpreter.
             arguments = map(_unpacked, (first, second, *self._arguments))
-            self._kernel[(programs,)](*arguments, **_options(self._forms[-1][1], first.stand_in))
+            self._kernel[(programs,)](*arguments, **_options(constants, first.stand_in))
             return
         device = driver.active.get_current_device()
-        for most, _ in self._forms:
-            if programs <= most:
-                break
         key = device, first.kind, second.kind, most
         launch = self._prepared.get(key)
         if launch is None:

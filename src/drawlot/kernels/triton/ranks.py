@@ -14,7 +14,7 @@ from drawlot.kernels.triton.column_values import (
 from drawlot.kernels.triton.decided import decide, decide_and_leave
 from drawlot.kernels.triton.listing import comes_before, select_tiles
 from drawlot.kernels.triton.reduce import span, total_of
-from drawlot.kernels.triton.summary import ALL_COLUMNS, COUNT_OF_RANKS
+from drawlot.kernels.triton.summary import COUNT_OF_RANKS
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, is_edited, order_of, value_of
 
 _GATHER = tl.constexpr(32)
@@ -42,6 +42,7 @@ def count_or_leave_rank(
     LOGITS: tl.constexpr,
     T: tl.constexpr,
     ROOM: tl.constexpr,
+    SHARES: tl.constexpr,
 ):
     """Tells the rank of a row's token among raw logits, and its column, if it wants one; or leaves the rank.
 
@@ -64,7 +65,7 @@ def count_or_leave_rank(
         leaves = row < 0
         if all_columns is not None:
             leaves = (has_columns | wants_first(all_columns, row >= 0, num_top, ROOM)) == 0
-        decide(tiles, leaves)
+        decide(tiles, leaves, SHARES)
         law = law_of_row(states, summary, state, row, True)
         if num_tiles > 2:
             rank = 1 + count_in_tiles(rows, row, lists, num_tiles, x, token, law, True)
@@ -83,7 +84,7 @@ def count_or_leave_rank(
             ask_for_rank(tiles, whole, columns, summary, row)
         elif all_columns is not None:
             ask_for_rank_alone(tiles, whole, all_columns, row)
-        decide_and_leave(tiles)
+        decide_and_leave(tiles, SHARES)
 
 
 @triton.jit
@@ -136,14 +137,14 @@ def ask_for_rank(tiles, whole, columns, summary, row):
 
 @triton.jit
 def ask_for_rank_alone(tiles, whole, all_columns, row):
-    """As `ask_for_rank`, of a row whose columns are stored, told by `summary.ALL_COLUMNS`."""
-    _leave_rank(tiles, whole, row)
+    """As `ask_for_rank`, of a row whose columns are stored."""
+    _leave_rank(tiles, whole, -1 * row - 1)
     tl.store(all_columns.ranks + row, 1)
 
 
 @triton.jit
-def _leave_rank(tiles, whole, row):
-    tl.store(whole.rank_rows + tl.atomic_add(tiles.control + COUNT_OF_RANKS, 1), row)
+def _leave_rank(tiles, whole, entry):
+    tl.store(whole.rank_rows + tl.atomic_add(tiles.control + COUNT_OF_RANKS, 1), entry)
 
 
 @triton.jit
@@ -155,14 +156,19 @@ def count_ranks(
     all_columns,
     drawn,
     summary,
-    row,
+    entry,
     part,
     stop,
     RAW: tl.constexpr,
     LOGITS: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Adds to the drawn token's rank what comes before it in some parts; who has the first part stores its column."""
+    """Adds to the drawn token's rank what comes before it in some parts; who has the first part stores its column.
+
+    entry: the row; -1 - row if it lacks its rank alone.
+    """
+    is_alone = entry < 0
+    row = tl.where(is_alone, -1 * entry - 1, entry)
     token = tl.load(drawn.token_ids + row).to(tl.int32)
     own = token + tl.arange(0, 1)
     own_x = tl.max(load_as(rows, row, own, own >= 0, RAW))
@@ -195,12 +201,10 @@ def count_ranks(
     if columns is not None:
         tl.atomic_add(columns.ranks + row, num_before.to(tl.int64))
     else:
-        is_stored = row < 0
         if all_columns is not None:
-            is_stored = tl.load(summary.rank + row) == ALL_COLUMNS
-            if is_stored:
+            if is_alone:
                 tl.atomic_add(all_columns.ranks + row, num_before.to(tl.int64))
-        if is_stored == 0:
+        if is_alone == 0:
             tl.atomic_add(summary.rank + row, num_before)
 
 

@@ -32,12 +32,16 @@ from drawlot.kernels.triton.workspace import (
     overlaps,
     programs_beside,
     programs_together,
+    rows_aside,
     rows_of,
     scan_registers,
     scan_warps,
     sets_up_early,
     wanted_of,
 )
+
+_NO_CALL = -1
+"""As many rows as no call has"""
 
 
 def sample_rows(
@@ -72,6 +76,7 @@ def launches_of_draw(
     *,
     wide: bool,
     reads_whole: bool = True,
+    top_aside: bool = True,
 ) -> list[Launch]:
     """What draws the tokens of rows; each launch is given the rows and their states.
 
@@ -84,6 +89,7 @@ def launches_of_draw(
         drawn: Where tokens and status go.
         wide: Float64 noise.
         reads_whole: Some rows are read again as a rule, not by chance alone.
+        top_aside: Some rows want top tokens that their draw does not need; if not, few rows are no slower for it.
     """
     device = drawn.status.device
     num_tiles = triton.cdiv(vocab_size, TILE)
@@ -97,6 +103,8 @@ def launches_of_draw(
     how: dict[str, Any] = {"OVERLAP": overlaps(device), "enable_fp_fusion": False}
     follow = {**how, "launch_pdl": how["OVERLAP"]}
     processors = num_multiprocessors(device)
+    # Raw ones are told beside the draw. Who has none compiles it all the same: another batch may.
+    aside = (rows_aside(device) if top_aside else _NO_CALL) if raw and columns is not None and not only_column else 0
 
     def is_early(rows: Rows) -> bool:
         return bool(how["OVERLAP"]) and sets_up_early(rows)
@@ -115,13 +123,14 @@ def launches_of_draw(
             # Of many programs none is set up early.
             OVERLAP=is_early,
             launch_pdl=is_early,
-            forms=((MANY_PROGRAMS, {key: follow[key] for key in ("OVERLAP", "launch_pdl")}),),
+            forms=((MANY_PROGRAMS // num_blocks, {key: follow[key] for key in ("OVERLAP", "launch_pdl")}),),
         ),
         Launch(
             finish_kernel,
-            lambda n: n,
+            lambda n: 2 * n if n <= aside else n,
             work.tiles,
             work.lists,
+            work.lists_aside,
             work.whole,
             wanted,
             only_column,
@@ -134,10 +143,12 @@ def launches_of_draw(
             T=work.tile_block,
             ROOM=ROOM,
             BLOCK=BLOCK,
+            ASIDE=False,
             maxnreg=FINISH_REGISTERS,
             # Rows that find a place at once have more warps.
             num_warps=MANY_WARPS,
             forms=(
+                (aside, {"num_warps": NUM_WARPS, "maxnreg": FEW_REGISTERS, "ASIDE": True}),
                 (processors, {"num_warps": NUM_WARPS, "maxnreg": FEW_REGISTERS}),
                 (2 * processors, {"num_warps": NUM_WARPS}),
             ),

@@ -154,7 +154,7 @@ def scan_block(
         logits = load_all_logits(rows, row, ids, ids >= 0)
     if item == 0:
         place = tl.arange(0, 8)
-        counts = tl.where(place == UNDECIDED, -undecided, tl.where(place == NUM_ROWS, undecided, 0))
+        counts = tl.where(place == UNDECIDED, -2 * undecided, tl.where(place == NUM_ROWS, undecided, 0))
         tl.store(tiles.control + place, counts.to(tl.int64))
     # Behind that branch, lest the compiler wait for the state before it loads logits; with edits behind another one.
     if rows.edits_of is None:

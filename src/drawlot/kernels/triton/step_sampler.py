@@ -19,6 +19,7 @@ from drawlot.kernels.triton.launch import Launch, Packed, Template, compiling_ah
 from drawlot.kernels.triton.sample import launches_of_draw
 from drawlot.kernels.triton.state_table import ASKED, FIRST_INT, NUM_TOP, SLOT, WANTED, StateTable
 from drawlot.kernels.triton.tensors import adjacent, int64_a_row, refuse_capture, upload
+from drawlot.kernels.triton.top_of_list import MOST_TOP
 from drawlot.kernels.triton.workspace import ROOM, Workspace, edited_rows
 from drawlot.outputs import LogitsRows
 from drawlot.params import MAX_LOGPROB_TOKEN_IDS
@@ -33,6 +34,14 @@ class _Plan(NamedTuple):
     columns: Columns | None
     outputs: dict[int, SampledRows]
     """By number of rows"""
+
+
+class _Kind(NamedTuple):
+    """Of a plan: what the requests alive ask for."""
+
+    num_columns: int
+    reads_whole: bool
+    top_aside: bool
 
 
 class _Most(NamedTuple):
@@ -68,8 +77,9 @@ class StepSampler:
         self._with_ids: set[int] = set()
         self._filtered: set[int] = set()
         self._read_whole: set[int] = set()
+        self._top_aside: set[int] = set()
         self._serials = count()
-        self._plans: dict[tuple[int, bool], _Plan] = {}
+        self._plans: dict[_Kind, _Plan] = {}
         self._templates: dict[Hashable, Template] = {}
         place = self._numbers.table[ASKED]
         self._states_template = Template(self._states_of(place, place), "index", "positions")
@@ -83,6 +93,8 @@ class StepSampler:
             self._filtered.add(req_idx)
         if _is_read_whole(request):
             self._read_whole.add(req_idx)
+        if _has_top_aside(request):
+            self._top_aside.add(req_idx)
         ids = request.logprob_token_ids
         if request.num_top is not None:
             asked = self._asks[req_idx] = _Most(request.num_top, 1 + max(request.num_top, len(ids)))
@@ -107,6 +119,7 @@ class StepSampler:
             self._wanted.token_ids[req_idx].fill_(-1)
         self._filtered.discard(req_idx)
         self._read_whole.discard(req_idx)
+        self._top_aside.discard(req_idx)
 
     def apply_staged_writes(self) -> None:
         """Bring added requests to the device."""
@@ -240,14 +253,14 @@ class StepSampler:
 
     def _plan(self) -> _Plan:
         """What a step does for the requests alive."""
-        num_columns, reads_whole = self._asked().columns, bool(self._read_whole)
-        plan = self._plans.get((num_columns, reads_whole))
+        kind = _Kind(self._asked().columns, bool(self._read_whole), bool(self._top_aside))
+        plan = self._plans.get(kind)
         if plan is None:
             refuse_capture(self._floats, "it has not run before with what its requests ask for")
-            if num_columns > 1 + ROOM:
+            if kind.num_columns > 1 + ROOM:
                 # Columns for the vocabulary are not kept for later.
-                self._plans = {asked: kept for asked, kept in self._plans.items() if asked[0] <= 1 + ROOM}
-            plan = self._plans[num_columns, reads_whole] = self._new_plan(num_columns, reads_whole=reads_whole)
+                self._plans = {other: kept for other, kept in self._plans.items() if other.num_columns <= 1 + ROOM}
+            plan = self._plans[kind] = self._new_plan(kind)
         return plan
 
     def _asked(self) -> _Most:
@@ -259,8 +272,9 @@ class StepSampler:
             )
         return self._most
 
-    def _new_plan(self, num_columns: int, *, reads_whole: bool) -> _Plan:
-        how = {"wide": self._wide, "reads_whole": reads_whole}
+    def _new_plan(self, kind: _Kind) -> _Plan:
+        num_columns, reads_whole, top_aside = kind
+        how = {"wide": self._wide, "reads_whole": reads_whole, "top_aside": top_aside}
         n, work, device = self._max_rows, self._work, self._floats.device
         drawn = Drawn(
             torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.uint8, device=device)
@@ -298,6 +312,13 @@ def _is_read_whole(request: Request) -> bool:
     if request.temperature == 0 or 0 < request.top_k <= ROOM:
         return False
     return request.num_top is not None or _is_filtered(request)
+
+
+def _has_top_aside(request: Request) -> bool:
+    """Whether rows of a request want top tokens of raw logits that their draw does not need."""
+    if request.edits is not None or request.logprob_token_ids or not 0 < (request.num_top or 0) <= MOST_TOP.value:
+        return False
+    return not _is_filtered(request)
 
 
 def _first(n: int, plan: _Plan) -> SampledRows:

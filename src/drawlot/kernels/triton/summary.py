@@ -12,7 +12,7 @@ ALL_COLUMNS = tl.constexpr(-1)
 COUNT, COUNT_OF_RANKS, ARRIVALS, UNDECIDED, COUNT_OF_UNSURE, NUM_SETTLED, NUM_ROWS, RANKED = (
     tl.constexpr(i) for i in range(8)
 )
-"""Places in `Tiles.control`: counts from 0 up; what `decided` counts, from -N; and N, how many rows it counts"""
+"""Places in `Tiles.control`: counts from 0 up; what `decided` counts; and N, how many rows it counts"""
 
 
 @triton.jit

@@ -131,9 +131,9 @@ def whole_rows_kernel(
         while item < end:
             part = item % num_rank_parts
             stop = tl.minimum(part + end - item, num_rank_parts)
-            row = tl.load(whole.rank_rows + item // num_rank_parts).to(tl.int64)
+            entry = tl.load(whole.rank_rows + item // num_rank_parts).to(tl.int64)
             count_ranks(
-                rows, states, tiles, columns, all_columns, drawn, summary, row, part, stop, RAW, LOGITS, RANK_TILES
+                rows, states, tiles, columns, all_columns, drawn, summary, entry, part, stop, RAW, LOGITS, RANK_TILES
             )
             item += stop - part
         if all_columns is not None:

@@ -31,6 +31,8 @@ LONG_ROOM = 8192
 """Tokens of a long list, at most"""
 MANY_PROGRAMS = 9000
 """Of a scan of half-width logits: what each more takes to be set up early is not worth it; others wait for memory"""
+_ROWS_ASIDE = 16
+"""In the interpreter, as for `rows_aside`: tests have fewer rows, and more"""
 NUM_WARPS, MANY_WARPS = 8, 4
 """Of a program, and of one that finishes a row where there are more than run at once"""
 
@@ -60,6 +62,12 @@ def overlaps(device: torch.device) -> bool:
 def num_multiprocessors(device: torch.device) -> int:
     """0 in the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
+
+
+@cache
+def rows_aside(device: torch.device) -> int:
+    """For how many rows, at most, each may have two programs: so that all find a place at once."""
+    return num_multiprocessors(device) // 2 if device.type == "cuda" else _ROWS_ASIDE
 
 
 @cache
@@ -93,6 +101,8 @@ class Workspace(NamedTuple):
     lists: Lists
     summary: Summary
     whole: Whole
+    lists_aside: Lists
+    """Of programs that tell top tokens beside the draw"""
     tile_block: int
     """Power of two >= number of tiles"""
 
@@ -105,6 +115,11 @@ class Workspace(NamedTuple):
             return torch.empty(shape, dtype=dtype, device=device)
 
         single, double, integer = torch.float32, torch.float64, torch.int32
+
+        def lists(n: int) -> Lists:
+            keys, masses = empty(torch.int64, n, ROOM), empty(torch.int64, n, ROOM)
+            return Lists(empty(integer, n, width), keys, masses, empty(integer, n, 4), width, ROOM)
+
         raw_maxima, raw_sums = (empty(single, n, width), empty(single, n, width)) if raw else (None, None)
         return cls(
             Tiles(
@@ -117,14 +132,7 @@ class Workspace(NamedTuple):
                 triton.cdiv(num_tiles, SCAN_TILES) * SCAN_TILES,
                 empty(torch.int64, 8),
             ),
-            Lists(
-                empty(integer, n, width),
-                empty(torch.int64, n, ROOM),
-                empty(torch.int64, n, ROOM),
-                empty(integer, n, 4),
-                width,
-                ROOM,
-            ),
+            lists(n),
             Summary(empty(double, 4, n), empty(single, n), empty(integer, n), empty(integer, n), empty(integer, n), n),
             Whole(
                 empty(integer, n),
@@ -145,6 +153,7 @@ class Workspace(NamedTuple):
                 empty(torch.int64, n, NUM_COUNTS.value),
                 empty(single, n, width),
             ),
+            lists(min(n, rows_aside(device))),
             width,
         )
 

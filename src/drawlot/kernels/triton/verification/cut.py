@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.decided import decide
+from drawlot.kernels.triton.decided import BOTH_SHARES, decide
 from drawlot.kernels.triton.from_list import (
     begin_list,
     cut_list,
@@ -102,7 +102,7 @@ def cut_row(
             lists, row, reached, listed, keys, z, tl.exp(z), filters, row_mass, True, ROOM
         )
         if done:
-            decide(tiles, False)
+            decide(tiles, False, BOTH_SHARES)
             path = path * 0 + LISTED
             last = rank == num_kept - 1
             cut_value = tl.max(tl.where(last, value, MINUS_INF))
@@ -110,7 +110,7 @@ def cut_row(
             mass = of_fixed(total).to(tl.float32)
             put_cut(summary, row, cut_value, cut_id)
     elif status != 0:
-        decide(tiles, False)
+        decide(tiles, False, BOTH_SHARES)
     tl.store(summary.path + row, path)
     tl.store(summary.floats + row, row_max)
     tl.store(summary.floats + summary.num_rows + row, tl.log(mass))

@@ -6,7 +6,7 @@ The last row of a request to know looks what the request emits: no launch has to
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.decided import decide, decide_and_leave, wait_until_decided
+from drawlot.kernels.triton.decided import BOTH_SHARES, decide, decide_and_leave, wait_until_decided
 from drawlot.kernels.triton.listing import clear_list
 from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.pdl import follow, let_next_start, wait_for_previous
@@ -99,7 +99,7 @@ def law_kernel(
     elif is_row == 0:
         follow(OVERLAP)
         if CUTS:
-            decide(tiles, False)
+            decide(tiles, False, BOTH_SHARES)
         if OPEN:
             tl.atomic_add(rows_known(verdicts.counts, request // REQUESTS), 1, sem="relaxed")
         if column == 0:
@@ -196,10 +196,10 @@ def law_kernel(
                     GROUPS,
                 )
             else:
-                decide(tiles, False)
+                decide(tiles, False, BOTH_SHARES)
                 status, row_max, mass = put_law_of_tiles(summary, row, maxima, sums, scale)
             if path == WHOLE:
-                decide_and_leave(tiles)
+                decide_and_leave(tiles, BOTH_SHARES)
                 _end(step, verdicts, program, K, OPEN, CUTS, LEFT, OVERLAP)
                 return
         else:

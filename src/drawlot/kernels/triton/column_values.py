@@ -14,16 +14,21 @@ _LARGEST = tl.constexpr(3.4028234663852886e38)
 def law_of_row(states, summary, state, row, RAW: tl.constexpr):
     """maximum and log of the mass, temperature (float64), order and id of the last kept token."""
     if RAW:
-        maximum = tl.load(summary.floats + 2 * summary.num_rows + row)
-        log_mass = tl.load(summary.floats + 3 * summary.num_rows + row)
-        temperature = maximum * 0
-        cut_order, cut_id = tl.full([], MINUS_INF_ORDER, tl.int32), tl.full([], -1, tl.int32)
+        maximum, log_mass, temperature, cut_order, cut_id = law_of_raw(
+            tl.load(summary.floats + 2 * summary.num_rows + row), tl.load(summary.floats + 3 * summary.num_rows + row)
+        )
     else:
         maximum = tl.load(summary.floats + row)
         log_mass = tl.load(summary.floats + summary.num_rows + row)
         temperature = temperature_of(states, state)
         cut_order, cut_id = order_of(tl.load(summary.cut_value + row)), tl.load(summary.cut_id + row)
     return maximum, log_mass, temperature, cut_order, cut_id
+
+
+@triton.jit
+def law_of_raw(maximum, log_mass):
+    """As `law_of_row`, of raw logits: no cut, and the temperature says nothing."""
+    return maximum, log_mass, maximum * 0.0, tl.full([], MINUS_INF_ORDER, tl.int32), tl.full([], -1, tl.int32)
 
 
 @triton.jit

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.column_values import (
     fit_a_list,
+    law_of_raw,
     num_top_of,
     put_column,
     put_first_column,
@@ -166,7 +167,7 @@ def finish_kernel(
             rows, None, row, lists, maxima, best_groups, found, need, temperature, (top_k, top_p, min_p), T, ROOM, BLOCK
         )
     # While tokens are being loaded.
-    raw_log_mass = row_max
+    raw_max, raw_log_mass = row_max, row_max
     if tiles.raw_sums is not None:
         is_apart = raw_apart(rows, scale, row)
         raw_max, raw_log_mass = raw_law(tiles, at, exists, maxima, sums, row_max, is_apart)
@@ -298,17 +299,16 @@ def finish_kernel(
             raw_maxima = tl.where(edited, raw_maxima, maxima)
             count_or_leave_rank(
                 rows,
-                states,
                 tiles,
                 lists,
                 whole,
                 columns,
                 all_columns,
                 summary,
-                state,
                 row,
                 token,
                 raw_maxima,
+                law_of_raw(raw_max, raw_log_mass),
                 num_top,
                 has_columns,
                 LOGITS,

@@ -26,17 +26,16 @@ _FEW = tl.constexpr(64)
 @triton.jit
 def count_or_leave_rank(
     rows,
-    states,
     tiles,
     lists,
     whole,
     columns,
     all_columns,
     summary,
-    state,
     row,
     token,
     maxima,
+    law,
     num_top,
     has_columns,
     LOGITS: tl.constexpr,
@@ -46,8 +45,8 @@ def count_or_leave_rank(
 ):
     """Tells the rank of a row's token among raw logits, and its column, if it wants one; or leaves the rank.
 
-    What takes long is left. Counts the row decided. maxima: [T], of the raw values; columns, all_columns, num_top: as
-    for `draw_from_list`; has_columns: all are stored, but for the rank.
+    What takes long is left. Counts the row decided. maxima: [T], of the raw values; law: of `law_of_raw`; columns,
+    all_columns, num_top: as for `draw_from_list`; has_columns: all are stored, but for the rank.
     """
     own = token + tl.arange(0, 1)
     x = tl.max(load_as(rows, row, own, own >= 0, True))
@@ -58,7 +57,7 @@ def count_or_leave_rank(
     )
     if num_tiles > 2:
         select_tiles(lists, row, tile, selected)
-    # Other threads have stored the law, and maybe a rank.
+    # Other threads have listed tiles, and maybe stored a rank.
     tl.debug_barrier()
     if num_tiles <= _FEW:
         # From here on it is known that nobody reads the row again.
@@ -66,7 +65,6 @@ def count_or_leave_rank(
         if all_columns is not None:
             leaves = (has_columns | wants_first(all_columns, row >= 0, num_top, ROOM)) == 0
         decide(tiles, leaves, SHARES)
-        law = law_of_row(states, summary, state, row, True)
         if num_tiles > 2:
             rank = 1 + count_in_tiles(rows, row, lists, num_tiles, x, token, law, True)
         else:

@@ -7,7 +7,7 @@ import torch
 
 from drawlot.kernels import reference
 from drawlot.kernels.inputs import Edits, LogprobsWanted, SparseBias
-from drawlot.kernels.requests import Request
+from drawlot.kernels.requests import Request, RequestEdits
 
 pytest.importorskip("triton")
 import triton
@@ -196,6 +196,10 @@ def test_wrong_columns_by_one_program_are_seen(mutant: KernelMutant, monkeypatch
         ({"num_top": None}, False),
         ({"num_top": 5, "top_k": 20}, False),
         ({"num_top": 5, "logprob_token_ids": (3,)}, False),
+        (
+            {"num_top": 5, "edits": RequestEdits((), (), (), 0, {3: 1.0}, 1.0, 0.0, 0.0, (), (), (), looks_back=False)},
+            False,
+        ),
     ],
 )
 def test_who_has_rows_with_a_program_for_top_tokens(asks: dict[str, Any], expected: bool) -> None:

@@ -1,4 +1,4 @@
-"""From the scan's tiles to a token, one program a row; what a short list cannot decide is left to `whole_rows`."""
+"""From the scan's tiles to a token, one program a row, or two; what no short list decides is left to `whole_rows`."""
 
 import triton
 import triton.language as tl

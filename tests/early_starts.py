@@ -48,7 +48,7 @@ def touched_by_launches(*modules: ModuleType) -> Iterator[list[Touched]]:
 
         return begun
 
-    def follow(overlap: Any) -> None:
+    def follow(overlap: Any, early: Any = True) -> None:
         launches[-1].early_reads |= reads
         launches[-1].early_writes |= writes
 

@@ -72,8 +72,9 @@ def test_who_may_come_first_touches_nothing_early() -> None:
 
 def following_late(kernel: Any, indent: str, until: str) -> KernelMutant:
     """A kernel that follows the launch before it only where its source comes to `until`."""
-    follows = f"{indent}follow(OVERLAP)\n"
-    early = inspect.getsource(kernel.fn).split(follows)[1].split(until)[0]
+    source = inspect.getsource(kernel.fn)
+    follows = next(line for line in source.splitlines(keepends=True) if line.startswith(f"{indent}follow(OVERLAP"))
+    early = source.split(follows)[1].split(until)[0]
     assert "tl.load(" in early or "count" in early
     return KernelMutant("follows late", kernel, follows + early, early + follows)
 

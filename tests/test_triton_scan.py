@@ -6,6 +6,8 @@ import torch
 from drawlot.kernels.inputs import Edits
 
 pytest.importorskip("triton")
+import triton
+import triton.language as tl
 
 from drawlot.kernels.triton import sample, scan
 from tests.kernel_mutant import KernelMutant
@@ -63,3 +65,58 @@ def test_tiles_are_those_of_the_tokens(vocab_size: int, monkeypatch: pytest.Monk
 def test_wrong_tiles_are_seen(mutant: KernelMutant, monkeypatch: pytest.MonkeyPatch) -> None:
     with mutant.planted(), pytest.raises(AssertionError):
         check_tiles(monkeypatch, 1280)
+
+
+@triton.jit
+def sums_kernel(values, scales, found, M: tl.constexpr):
+    row = tl.program_id(0)
+    x = tl.load(values + (row * M + tl.arange(0, M))[:, None] * 128 + tl.arange(0, 128)[None, :])
+    sums = scan.tile_sums(x, tl.max(x, 1), tl.load(scales + row))
+    tl.store(found + row * M + tl.arange(0, M), sums)
+
+
+def check_sums() -> None:
+    """Of tiles of all sizes of values, which an offset that is rounded must not move, at all scales."""
+    generator = torch.Generator().manual_seed(8)
+    sizes = torch.tensor([0.0, 1e-40, 1e-6, 1.0, 300.0, 1e5, 1e7, 3e8, 1e9, 3e12, 1e30, 3.4e38])
+    # Neighbours of one value, as near as float32 has them, of either sign.
+    steps = torch.randint(-4, 5, (2 * len(sizes), 128), generator=generator, dtype=torch.int32)
+    steps[:, 0] = 4
+    top = torch.cat([sizes, -sizes])[:, None].expand(-1, 128).contiguous()
+    near = (top.view(torch.int32) + steps).view(torch.float32)
+    x = torch.cat([torch.where(near.isfinite(), near, top), torch.randn(8, 128, generator=generator) * 20])
+    x[:, 100:] = -torch.inf
+    x[-1], x[-2, 1:] = -torch.inf, -torch.inf
+    scales = torch.tensor([1.0, 1.25, 0.37, 2.0**-126, 2.0**20, 2.0**126])
+    tiles = x.expand(len(scales), -1, -1).contiguous()
+    found = torch.zeros(len(scales), len(x))
+    sums_kernel[(len(scales),)](tiles, scales, found, len(x))
+    exponents = torch.where(tiles > -torch.inf, tiles.double() - tiles.double().amax(2, keepdim=True), -torch.inf)
+    exact = torch.where(exponents > -torch.inf, exponents * scales.double()[:, None, None], -torch.inf).exp().sum(2)
+    torch.testing.assert_close(found.double(), exact, rtol=4e-6, atol=0)
+    # Not nearly: their logprobs are 0, and no row has a mass where nothing is.
+    assert found[:, -2:].tolist() == [[1.0, 0.0]] * len(scales)
+    bad = torch.randn(2, 128, generator=generator)
+    bad[0, 5], bad[1, 7] = torch.nan, torch.inf
+    sums_kernel[(1,)](bad, scales, found, 2)
+    assert bool(found[0, :2].isnan().all())
+
+
+def test_sums_of_tiles_are_exact_for_all_sizes_of_values() -> None:
+    check_sums()
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        KernelMutant("rounded offset", scan.tile_sums, "tl.exp2(rest * -1.0)", "1.0"),
+        KernelMutant("nearly 1", scan.tile_sums, "1.0 + (tl.sum(mass, 1) - tl.exp2(rest))", "tl.sum(mass, 1)"),
+        KernelMutant("infinite offset", scan._fused_exponent, "0x7F800000, 30 << 23", "0, 30 << 23"),
+        KernelMutant("infinite slope", scan._fused_exponent, "30 << 23", "20 << 23"),
+        KernelMutant("slope too low", scan._fused_exponent, "29 << 23", "9 << 23"),
+    ],
+    ids=lambda mutant: mutant.name,
+)
+def test_wrong_sums_are_seen(mutant: KernelMutant) -> None:
+    with mutant.planted(), pytest.raises(AssertionError):
+        check_sums()

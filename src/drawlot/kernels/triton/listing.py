@@ -35,6 +35,7 @@ def survey(x, is_bad):
 
     is_bad: their maximum is LAST_ID then, above all orders.
     """
+    x, is_bad = _thinned(x), _thinned(is_bad.to(tl.int32)) != 0
     exists = x > MINUS_INF
     orders = order_of(x)
     finite = tl.where(exists, x, 0.0)
@@ -43,6 +44,15 @@ def survey(x, is_bad):
     )
     mean = total / num
     return highest, lowest, num, mean, tl.sqrt(tl.maximum(squares / num - mean * mean, 0.0))
+
+
+@triton.jit
+def _thinned(x):
+    """Of more than 1,024 numbers the highest of each so many that a thread has: a line through these is one, too."""
+    N: tl.constexpr = x.shape[0]
+    if N > 1024:
+        x = tl.max(x.reshape(N // 1024, 1024), 0)
+    return x
 
 
 @triton.jit
@@ -57,7 +67,7 @@ def line_of(orders, found, need):
     are above the lowest order of a finite value, so that no other reaches them.
     """
     highest, lowest, num, mean, deviation = found
-    reach = num
+    orders, reach = _thinned(orders), num
     low = tl.where(num < need, -LAST_ID, lowest)
     high = highest + 1
     pivots = _likely_lines(mean, deviation, need.to(tl.float32) / num, low, high)

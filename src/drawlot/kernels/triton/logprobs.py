@@ -66,7 +66,7 @@ def logprobs_of(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> tu
         packed = pack(rows), pack(states)
         num_blocks = triton.cdiv(rows.num_tiles, SCAN_TILES)
         shape = {"NUM_BLOCKS": num_blocks, "TILES": SCAN_TILES, "FULL": rows.vocab_size % TILE == 0}
-        how: dict[str, Any] = {"OVERLAP": overlaps(device), "num_warps": scan_warps, "enable_fp_fusion": False}
+        how: dict[str, Any] = {"EARLY": False, "OVERLAP": False, "num_warps": scan_warps, "enable_fp_fusion": False}
         Launch(scan_kernel, lambda n: n * num_blocks, work.tiles, **shape, **how)(n, *packed)
         maxima = work.tiles.maxima[:, : rows.num_tiles].double()
         maximum = maxima.amax(1)

@@ -4,17 +4,23 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+_LAST = tl.constexpr(4096)
+"""Programs, at least as many as run at once: those before have ended when the last one begins"""
+
 
 @triton.jit
-def follow(OVERLAP: tl.constexpr):
+def follow(OVERLAP: tl.constexpr, EARLY: tl.constexpr = True):
     """Wait for the kernel before this one, and let the next one be set up.
 
     What comes before may read only what was there when the scan began: it waits for all before it, and touches nothing
-    until then. A kernel that is not launched to be set up early waits for nothing here.
+    until then. EARLY: whether the kernel itself is launched to be set up early; if not it need not wait.
     """
     if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
+        if EARLY:
+            gdc_wait()
+        # Either takes a program some time, and nothing is set up before the last ones begin.
+        if tl.program_id(0) >= tl.num_programs(0) - _LAST:
+            gdc_launch_dependents()
 
 
 @triton.jit

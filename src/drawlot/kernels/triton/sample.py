@@ -121,9 +121,10 @@ def launches_of_draw(
             maxnreg=scan_registers,
             enable_fp_fusion=False,
             # Of many programs none is set up early.
-            OVERLAP=is_early,
+            EARLY=is_early,
+            OVERLAP=how["OVERLAP"],
             launch_pdl=is_early,
-            forms=((MANY_PROGRAMS // num_blocks, {key: follow[key] for key in ("OVERLAP", "launch_pdl")}),),
+            forms=((MANY_PROGRAMS // num_blocks, {"EARLY": how["OVERLAP"], "launch_pdl": how["OVERLAP"]}),),
         ),
         Launch(
             finish_kernel,

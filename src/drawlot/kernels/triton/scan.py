@@ -33,12 +33,28 @@ def tile_sums(x, maxima, scale):
 
     Passes over rows sum in blocks laid out alike, so that equal tiles have equal bits.
     """
-    finite = of_each(tl.where(maxima == MINUS_INF, 0.0, maxima), x)
-    # The difference first: scaled values would tie where logits do not.
-    mass = tl.exp2((x - finite) * (scale * LOG2_E))
+    slope, offset, rest = _fused_exponent(tl.where(maxima == MINUS_INF, 0.0, maxima), scale)
+    mass = tl.exp2(tl.fma(x, of_each(slope, x), of_each(offset, x)))
     if len(x.shape) == 3:
         mass = tl.sum(mass, 1)
-    return tl.sum(mass, 1)
+    # Exactly 1 for a maximum alone, and 0 for no token.
+    return 1.0 + (tl.sum(mass, 1) - tl.exp2(rest)) * tl.exp2(rest * -1.0)
+
+
+@triton.jit
+def _fused_exponent(maxima, scale):
+    """A slope and an offset by which one instruction makes an exponent of 2 of a value, and that of the maximum.
+
+    The latter is what rounding the offset leaves, which all of a tile have in common. The difference of value and
+    maximum would take an instruction more: scaled values must not tie where logits do not. Above 2^30 all but the
+    maximum weigh nothing, at a lower slope, too, by which nothing is infinite. maxima: finite.
+    """
+    # 2^30 divided by the power of two at or below the maximum, as bits.
+    power = tl.maximum(maxima.to(tl.int32, bitcast=True) & 0x7F800000, 30 << 23)
+    slope = tl.minimum(scale * LOG2_E, ((255 << 23) - power + (29 << 23)).to(tl.float32, bitcast=True))
+    # By a product: a difference from 0 takes an instruction.
+    offset = maxima * slope * -1.0
+    return slope, offset, tl.fma(maxima, slope, offset)
 
 
 @triton.jit
@@ -115,11 +131,12 @@ def scan_kernel(
     NUM_BLOCKS: tl.constexpr,
     TILES: tl.constexpr,
     FULL: tl.constexpr,
+    EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program: TILES tiles of one row. FULL: every tile of a row has 128 tokens."""
     num_rows = tl.num_programs(0) // NUM_BLOCKS
-    scan_block(rows, states, tiles, tl.program_id(0), num_rows, NUM_BLOCKS, TILES, FULL, OVERLAP)
+    scan_block(rows, states, tiles, tl.program_id(0), num_rows, NUM_BLOCKS, TILES, FULL, EARLY, OVERLAP)
 
 
 @triton.jit
@@ -132,6 +149,7 @@ def scan_block(
     NUM_BLOCKS: tl.constexpr,
     TILES: tl.constexpr,
     FULL: tl.constexpr,
+    EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Item: a block of TILES tiles of one row. undecided: how many have to count themselves decided.
@@ -144,9 +162,9 @@ def scan_block(
     if FULL:
         # Of what there is no tile of, the last one is read: masks take 23 of 254 instructions in float32.
         ids = slices_of(tl.minimum(tile, rows.num_tiles - 1))
-    follow(OVERLAP)
+    follow(OVERLAP, EARLY)
     # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
-    state = tl.load(states.index + row)
+    state = tl.load(states.index + row).to(tl.int32)
     if FULL:
         logits = load_all_logits(rows, row, ids, None)
     else:

@@ -48,7 +48,7 @@ def touched_by_launches(*modules: ModuleType) -> Iterator[list[Touched]]:
 
         return begun
 
-    def follow(overlap: Any, early: Any = True) -> None:
+    def follow(*how: Any) -> None:
         launches[-1].early_reads |= reads
         launches[-1].early_writes |= writes
 
@@ -77,7 +77,8 @@ def touched_by_launches(*modules: ModuleType) -> Iterator[list[Touched]]:
         for name, kind in kinds.items():
             patches.enter_context(mock.patch.object(builder, name, as_a(kind, getattr(builder, name))))
         for module in modules:
-            patches.enter_context(mock.patch.object(module, "follow", follow))
+            follows = next(name for name in ("follow", "follow_of_many") if hasattr(module, name))
+            patches.enter_context(mock.patch.object(module, follows, follow))
         yield launches
 
 

@@ -1,6 +1,7 @@
 """Programs that begin before the launch before them has ended leave alone what it reads and writes."""
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -73,7 +74,7 @@ def test_who_may_come_first_touches_nothing_early() -> None:
 def following_late(kernel: Any, indent: str, until: str) -> KernelMutant:
     """A kernel that follows the launch before it only where its source comes to `until`."""
     source = inspect.getsource(kernel.fn)
-    follows = next(line for line in source.splitlines(keepends=True) if line.startswith(f"{indent}follow(OVERLAP"))
+    follows = next(line for line in source.splitlines(keepends=True) if re.match(rf"{indent}follow\w*\(", line))
     early = source.split(follows)[1].split(until)[0]
     assert "tl.load(" in early or "count" in early
     return KernelMutant("follows late", kernel, follows + early, early + follows)

@@ -9,16 +9,26 @@ _LAST = tl.constexpr(4096)
 
 
 @triton.jit
-def follow(OVERLAP: tl.constexpr, EARLY: tl.constexpr = True):
+def follow(OVERLAP: tl.constexpr):
     """Wait for the kernel before this one, and let the next one be set up.
 
     What comes before may read only what was there when the scan began: it waits for all before it, and touches nothing
-    until then. EARLY: whether the kernel itself is launched to be set up early; if not it need not wait.
+    until then. A kernel that is not launched to be set up early waits for nothing here.
     """
     if OVERLAP:
-        if EARLY:
-            gdc_wait()
-        # Either takes a program some time, and nothing is set up before the last ones begin.
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def follow_of_many(EARLY: tl.constexpr, OVERLAP: tl.constexpr):
+    """As `follow`, for a kernel of many programs, of which each pays for what it does here.
+
+    Nothing is set up before the last programs begin, so these alone let it. EARLY: the kernel is itself set up early.
+    """
+    if EARLY:
+        gdc_wait()
+    if OVERLAP:
         if tl.program_id(0) >= tl.num_programs(0) - _LAST:
             gdc_launch_dependents()
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.edit_kernels import PART, begin_to_lay, lay_next, load_asked
-from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.pdl import follow_of_many
 from drawlot.kernels.triton.reduce import two_highest
 from drawlot.kernels.triton.states import asked_of_scan
 from drawlot.kernels.triton.summary import NUM_ROWS, UNDECIDED
@@ -38,7 +38,7 @@ def tile_sums(x, maxima, scale):
     if len(x.shape) == 3:
         mass = tl.sum(mass, 1)
     # Exactly 1 for a maximum alone, and 0 for no token.
-    return 1.0 + (tl.sum(mass, 1) - tl.exp2(rest)) * tl.exp2(rest * -1.0)
+    return 1.0 + (tl.sum(mass, 1) - tl.exp2(rest)) * tl.exp2(-rest)
 
 
 @triton.jit
@@ -52,8 +52,7 @@ def _fused_exponent(maxima, scale):
     # 2^30 divided by the power of two at or below the maximum, as bits.
     power = tl.maximum(maxima.to(tl.int32, bitcast=True) & 0x7F800000, 30 << 23)
     slope = tl.minimum(scale * LOG2_E, ((255 << 23) - power + (29 << 23)).to(tl.float32, bitcast=True))
-    # By a product: a difference from 0 takes an instruction.
-    offset = maxima * slope * -1.0
+    offset = -(maxima * slope)
     return slope, offset, tl.fma(maxima, slope, offset)
 
 
@@ -162,9 +161,9 @@ def scan_block(
     if FULL:
         # Of what there is no tile of, the last one is read: masks take 23 of 254 instructions in float32.
         ids = slices_of(tl.minimum(tile, rows.num_tiles - 1))
-    follow(OVERLAP, EARLY)
+    follow_of_many(EARLY, OVERLAP)
     # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
-    state = tl.load(states.index + row).to(tl.int32)
+    state = tl.load(states.index + row)
     if FULL:
         logits = load_all_logits(rows, row, ids, None)
     else:

@@ -36,7 +36,7 @@ def scan_scale(states, state):
 def asked_of_scan(states, state):
     """The scale of `scan_scale`, and whether logprobs are wanted."""
     asked = tl.load(states.asked + state)
-    return asked.to(tl.int32).to(tl.float32, bitcast=True), (asked >> 32).to(tl.int32) != 0
+    return asked.to(tl.int32).to(tl.float32, bitcast=True), (asked >> 32) != 0
 
 
 @triton.jit

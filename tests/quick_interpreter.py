@@ -113,13 +113,15 @@ def convert_once() -> None:
     broadcast = TritonSemantic.broadcast_impl_value
 
     def operands(self: Any, left: Any, right: Any, *how: bool, **also: bool) -> tuple[Any, Any]:
-        # Pointers may not be what is asked for, and a division may ask for wider floats.
-        if not isinstance(left, tl.tensor) or left.dtype.is_ptr() or len(how) > 2 or also:
+        # Pointers may not be what is asked for.
+        if not isinstance(left, tl.tensor) or left.dtype.is_ptr() or also:
             return convert(self, left, right, *how, **also)
         if isinstance(right, tl.tensor):
-            return (left, right) if left.type.name == right.type.name else convert(self, left, right, *how)
+            # A division may ask for wider floats.
+            is_same = left.type.name == right.type.name and len(how) <= 2
+            return (left, right) if is_same else convert(self, left, right, *how)
         # Its text tells 1 from True, and zeros of both signs.
-        key = left.type.name, repr(right)
+        key = left.type.name, repr(right), how
         if key in numbers:
             return left, numbers[key]
         new_left, new_right = convert(self, left, right, *how)

@@ -19,10 +19,21 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
     from tests.any_order import shuffle_programs
     from tests.checked_memory import check_memory
     from tests.endless_waits import refuse_endless_waits
-    from tests.quick_interpreter import prepare_once_a_launch, remember_shapes_and_types
+    from tests.quick_interpreter import (
+        call_at_once,
+        convert_once,
+        fill_at_once,
+        look_for_no_overflow,
+        prepare_once_a_launch,
+        remember_shapes_and_types,
+    )
 
     prepare_once_a_launch()
     remember_shapes_and_types()
+    fill_at_once()
+    convert_once()
+    call_at_once()
+    look_for_no_overflow()
     check_memory()
     shuffle_programs()
     refuse_endless_waits()

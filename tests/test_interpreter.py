@@ -86,3 +86,24 @@ def test_what_never_comes_is_not_waited_for(volatile: bool) -> None:
     _wait[(3,)](torch.ones(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32), VOLATILE=volatile)
     with pytest.raises(InterpreterError, match="EndlessWaitError"):
         _wait[(3,)](torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32), VOLATILE=volatile)
+
+
+@triton.jit
+def _with_numbers(floats, ints):
+    lanes = tl.arange(0, 2)
+    x, i = tl.load(floats + lanes), tl.load(ints + lanes)
+    tl.store(floats + 2 + lanes, x * -0.0)
+    tl.store(floats + 4 + lanes, x * 0.0)
+    tl.store(floats + 6 + lanes, i / 2)
+    tl.store(ints + 2 + lanes, i + True)
+    tl.store(ints + 4 + lanes, i + 1)
+    tl.store(ints + 6 + lanes, i + 1.5)
+
+
+def test_equal_numbers_of_other_types_and_signs_are_told_apart() -> None:
+    for _ in range(2):
+        floats, ints = torch.ones(8), torch.tensor([2, 3, 0, 0, 0, 0, 0, 0])
+        _with_numbers[(1,)](floats, ints)
+        assert floats[2:6].signbit().tolist() == [True, True, False, False]
+        assert floats[6:].tolist() == [1.0, 1.5]
+        assert ints.tolist() == [2, 3, 3, 4, 3, 4, 3, 4]

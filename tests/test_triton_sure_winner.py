@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drawlot.kernels import reference
-from drawlot.kernels.inputs import Edits, LogprobsWanted
+from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams
 
 pytest.importorskip("triton")
 
@@ -18,7 +18,7 @@ pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 V, N = 1280, 96
 
 
-def draw(monkeypatch: pytest.MonkeyPatch, *, mode: str = "raw_logprobs") -> tuple[int, int]:
+def draw(monkeypatch: pytest.MonkeyPatch, *, mode: str = "raw_logprobs", which: slice = slice(N)) -> tuple[int, int]:
     """How many of the rows are read whole, and of how many tokens or ranks differ from the reference's."""
     works = workspaces_made(monkeypatch)
     # A list of some 70 tokens weighs between a tenth and nearly all of what is kept.
@@ -27,7 +27,8 @@ def draw(monkeypatch: pytest.MonkeyPatch, *, mode: str = "raw_logprobs") -> tupl
     rows = params(N, top_p=0.9)
     top_p = torch.linspace(0.3, 0.99, N, dtype=torch.float64)
     rows = rows._replace(top_p=top_p[torch.randperm(N, generator=torch.Generator().manual_seed(4))])
-    ids = torch.zeros(N, dtype=torch.int64)
+    x, rows = x[which], RowParams(*(column[which] for column in rows))
+    ids = torch.zeros(len(x), dtype=torch.int64)
     wanted = LogprobsWanted(mode, ids == 0, ids, ids.unsqueeze(1)[:, :0], 0)
     expected = reference.sample_rows(x, rows, Edits(), wanted)
     got = sample.sample_rows(x, rows, Edits(), wanted)
@@ -67,4 +68,4 @@ MUTANTS = (
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_wrong_winners_are_seen(mutant: KernelMutant, monkeypatch: pytest.MonkeyPatch) -> None:
     with mutant.planted():
-        assert draw(monkeypatch)[1] > 0
+        assert any(draw(monkeypatch, which=slice(first, first + 12))[1] for first in range(0, N, 12))

@@ -57,6 +57,17 @@ def test_scans_load_logits_before_they_wait(dtype: str, asks: str) -> None:
         assert loads[5].startswith("LDG.E")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_last_programs_of_a_scan_alone_let_the_finish_be_set_up(dtype: str) -> None:
+    """For thousands of programs it takes a microsecond or more, also in a scan that is not set up early itself."""
+    sass = disassembled(SAMPLES.replace("zeros(2, V)", f"zeros(2, V, dtype=torch.{dtype})"), "scan_kernel")
+    forms = sass.split(".text.scan_kernel:")[1:]
+    waits = [len(re.findall("ACQBULK", form)) for form in forms]
+    assert waits == ([1] if dtype == "float32" else [1, 0])
+    assert [len(re.findall(r"@!?P\d PREEXIT", form)) for form in forms] == [1] * len(forms)
+    assert [len(re.findall("PREEXIT", form)) for form in forms] == [1] * len(forms)
+
+
 def test_reads_of_whole_rows_leave_the_cache_to_others() -> None:
     """They would push the code of kernels out, and who runs it next would wait for it, 128 bytes after 128 bytes."""
     sass = disassembled(SAMPLES, "whole_rows_kernel")

@@ -33,27 +33,29 @@ def tile_sums(x, maxima, scale):
 
     Passes over rows sum in blocks laid out alike, so that equal tiles have equal bits.
     """
-    slope, offset, rest = _fused_exponent(tl.where(maxima == MINUS_INF, 0.0, maxima), scale)
-    mass = tl.exp2(tl.fma(x, of_each(slope, x), of_each(offset, x)))
+    slope, top, rest = _fused_exponent(tl.where(maxima == MINUS_INF, 0.0, maxima), scale)
+    mass = tl.exp2(tl.fma(x, of_each(slope, x), of_each(-top, x)))
     if len(x.shape) == 3:
         mass = tl.sum(mass, 1)
-    # Exactly 1 for a maximum alone, and 0 for no token.
-    return 1.0 + (tl.sum(mass, 1) - tl.exp2(rest)) * tl.exp2(-rest)
+    # Exactly 1 for a maximum alone, and 0 for no token. In another order ptxas takes seven instructions more.
+    unit = tl.exp2(rest)
+    return 1.0 + (tl.sum(mass, 1) - unit) * tl.exp2(-rest)
 
 
 @triton.jit
 def _fused_exponent(maxima, scale):
-    """A slope and an offset by which one instruction makes an exponent of 2 of a value, and that of the maximum.
+    """slope and top, so that x slope - top, one instruction, is an exponent of 2; and that of the maximum itself.
 
-    The latter is what rounding the offset leaves, which all of a tile have in common. The difference of value and
-    maximum would take an instruction more: scaled values must not tie where logits do not. Above 2^30 all but the
-    maximum weigh nothing, at a lower slope, too, by which nothing is infinite. maxima: finite.
+    The latter is what rounding `top` leaves, which all of a tile have in common. The difference of value and maximum
+    would take an instruction more: scaled values must not tie where logits do not. Above 2^30 all but the maximum weigh
+    nothing, at a lower slope, too, by which nothing is infinite. maxima: finite.
     """
-    # 2^30 divided by the power of two at or below the maximum, as bits.
     power = tl.maximum(maxima.to(tl.int32, bitcast=True) & 0x7F800000, 30 << 23)
-    slope = tl.minimum(scale * LOG2_E, ((255 << 23) - power + (29 << 23)).to(tl.float32, bitcast=True))
-    offset = -(maxima * slope)
-    return slope, offset, tl.fma(maxima, slope, offset)
+    # 2^30 divided by the power of two at or below the maximum, by its bits.
+    most = ((255 << 23) - power + (29 << 23)).to(tl.float32, bitcast=True)
+    slope = tl.minimum(scale * LOG2_E, most)
+    top = maxima * slope
+    return slope, top, tl.fma(maxima, slope, -top)
 
 
 @triton.jit

@@ -9,7 +9,8 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton import sample, scan
+from drawlot.kernels.triton import cut_race, sample, scan
+from drawlot.kernels.triton.workspace import rows_of
 from tests.kernel_mutant import KernelMutant
 from tests.test_triton_whole_rows import interpreted, params, wanted_of_all, workspaces_made
 
@@ -120,3 +121,41 @@ def test_sums_of_tiles_are_exact_for_all_sizes_of_values() -> None:
 def test_wrong_sums_are_seen(mutant: KernelMutant) -> None:
     with mutant.planted(), pytest.raises(AssertionError):
         check_sums()
+
+
+@triton.jit
+def kept_kernel(rows, found, cut_value, cut_id, M: tl.constexpr):
+    tile = tl.arange(0, M)
+    maxima, sums = cut_race.kept_tiles(rows, tl.zeros([], tl.int64), tile, tile >= 0, cut_value, cut_id, 1.25)
+    tl.store(found + tile, maxima)
+    tl.store(found + M + tile, sums)
+
+
+def check_kept() -> None:
+    """The cut lies in a tie, of which it keeps some tiles; others have all, or nothing, above it."""
+    x = (torch.randn(32, 128, generator=torch.Generator().manual_seed(9)) * 7).round(decimals=1)
+    x += 20 * torch.randn(32, 1, generator=torch.Generator().manual_seed(10)) - 15
+    cut, cut_id = 9.75, 128 * 20 + 3
+    x[:, 7] = torch.where(torch.arange(32) % 3 == 0, cut, x[:, 7])
+    ids = torch.arange(x.numel()).view(32, 128)
+    kept = torch.where((x > cut) | ((x == cut) & (ids <= cut_id)), x, -torch.inf)
+    found, maxima = torch.zeros(2, 32), kept.amax(1)
+    kept_kernel[(1,)](rows_of(x.view(1, -1), Edits()), found, cut, cut_id, 32)
+    is_kept = maxima > -torch.inf
+    assert 5 < int(is_kept.sum()) < 27
+    # Not nearly 0: such a tile might be drawn.
+    assert found[1][~is_kept].tolist() == [0.0] * int((~is_kept).sum())
+    assert found[0].equal(maxima)
+    exact = ((kept.double() - maxima.double()[:, None]) * 1.25).exp().sum(1)
+    torch.testing.assert_close(found[1][is_kept].double(), exact[is_kept], rtol=4e-6, atol=0)
+
+
+def test_a_tile_of_which_a_cut_keeps_nothing_weighs_nothing() -> None:
+    check_kept()
+
+
+def test_nearly_nothing_is_seen() -> None:
+    keeps, finds = "x = tl.where(is_kept(x, ids, cut_value, cut_id), x, MINUS_INF)", "maxima = tile_maxima(x)"
+    mutant = KernelMutant("maxima of all", cut_race.kept_tiles, f"{keeps}\n    {finds}", f"{finds}\n    {keeps}")
+    with mutant.planted(), pytest.raises(AssertionError, match=r"== \[0\.0, 0\.0"):
+        check_kept()

@@ -76,9 +76,9 @@ def is_kept(x, ids, cut_value, cut_id):
 
 @triton.jit
 def kept_tiles(rows, row, tile, mask, cut_value, cut_id, scale):
-    """Maxima of tiles [M], and sums of what a cut keeps of them, laid out as in the scan."""
+    """Maxima and sums of what a cut keeps of tiles [M], laid out as in the scan; the scan's where it keeps all."""
     ids = slices_of(tile)
     x = load_values(rows, row, ids, of_each(mask, ids))
-    kept = is_kept(x, ids, cut_value, cut_id)
+    x = tl.where(is_kept(x, ids, cut_value, cut_id), x, MINUS_INF)
     maxima = tile_maxima(x)
-    return maxima, tile_sums(tl.where(kept, x, MINUS_INF), maxima, scale)
+    return maxima, tile_sums(x, maxima, scale)

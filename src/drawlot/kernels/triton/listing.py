@@ -33,6 +33,7 @@ NO_KEY = tl.constexpr(-0x7F800001 << 32)
 def survey(x, is_bad):
     """What a line is drawn by: highest and lowest order of the finite values [M], their number, mean and deviation.
 
+    Of more than 1,024 values all is said of the highest of each few, see `_thinned`.
     is_bad: their maximum is LAST_ID then, above all orders.
     """
     x, is_bad = _thinned(x), _thinned(is_bad.to(tl.int32)) != 0

@@ -31,7 +31,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 def tile_sums(x, maxima, scale):
     """float32 [M]: sum of exp((x - maximum) scale) of tiles, [M, 128] or in slices; NaN where x is NaN or +inf.
 
-    Passes over rows sum in blocks laid out alike, so that equal tiles have equal bits.
+    maxima: of x itself, whose weight is taken to be in the sum: by others, no token would weigh nearly 0. Passes over
+    rows sum in blocks laid out alike, so that equal tiles have equal bits.
     """
     slope, top, rest = _fused_exponent(tl.where(maxima == MINUS_INF, 0.0, maxima), scale)
     mass = tl.exp2(tl.fma(x, of_each(slope, x), of_each(-top, x)))

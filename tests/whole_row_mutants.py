@@ -135,7 +135,13 @@ OF_THE_DRAW = [
         "the last one's tile not read", cut_race.bounds_of, "(maxima >= cut_value)", "(maxima > cut_value)", _BOTH
     ),
     KernelMutant("summed without the last", cut_race.is_kept, "(ids <= cut_id)", "(ids < cut_id)", _BOTH),
-    KernelMutant("summed without a cut", cut_race.kept_tiles, "tl.where(kept, x, MINUS_INF)", "x", "min-p and top-p"),
+    KernelMutant(
+        "summed without a cut",
+        cut_race.kept_tiles,
+        "tl.where(is_kept(x, ids, cut_value, cut_id), x, MINUS_INF)",
+        "x",
+        "min-p and top-p",
+    ),
     KernelMutant("another stream", cut_race._keys_of_kept, "key[1], TARGET_TILE", "key[1], TARGET_TILE + 1", _BOTH),
     KernelMutant("another seed", cut_race._keys_of_kept, "gumbel(tile, key[0]", "gumbel(tile, key[0] + 1", _BOTH),
     KernelMutant(

@@ -53,7 +53,7 @@ def test_scans_load_logits_before_they_wait(dtype: str, asks: str) -> None:
     assert len(forms) == (1 if dtype == "float32" else 2)
     for form in forms:
         loads = re.findall(r"LDG[.A-Z0-9]*", form)
-        assert loads[:5] == ["LDG.E.64"] + 4 * ["LDG.E.EF.128"]
+        assert loads[:5] == ["LDG.E"] + 4 * ["LDG.E.EF.128"]
         assert loads[5].startswith("LDG.E")
 
 

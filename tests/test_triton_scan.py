@@ -110,7 +110,7 @@ def test_sums_of_tiles_are_exact_for_all_sizes_of_values() -> None:
 @pytest.mark.parametrize(
     "mutant",
     [
-        KernelMutant("rounded offset", scan.tile_sums, "tl.exp2(-rest)", "1.0"),
+        KernelMutant("rounded offset", scan.tile_sums, "tl.exp2(rest * -1.0)", "1.0"),
         KernelMutant("nearly 1", scan.tile_sums, "1.0 + (tl.sum(mass, 1) - unit)", "tl.sum(mass, 1)"),
         KernelMutant("infinite offset", scan._fused_exponent, "0x7F800000, 30 << 23", "0, 30 << 23"),
         KernelMutant("infinite slope", scan._fused_exponent, "30 << 23", "20 << 23"),

@@ -21,7 +21,7 @@ _WIDE = (128_256, 128_257, 151_936, 200_019, 262_144)
 _MOST_LISTED = 30
 
 
-class _Tally:
+class Tally:
     """What became of the rows compared."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class _Tally:
         """The first of the wrong rows"""
 
     @classmethod
-    def sum(cls, tallies: Iterable["_Tally | None"]) -> "_Tally":
+    def sum(cls, tallies: Iterable["Tally | None"]) -> "Tally":
         """Of all; None: a process that failed, which its check says."""
         total = cls()
         for tally in tallies:
@@ -49,10 +49,10 @@ def prove(setting: Setting, proof: Proof) -> None:
     # The longest first.
     tasks = [(size, 16, 256 // shrunk) for size in wide_sizes] + [(size, 4, 4096 // shrunk) for size in narrow_sizes]
     tallies = proof.apart(setting, _compare, tasks)
-    wide, narrow = _Tally.sum(tallies[: len(wide_sizes)]), _Tally.sum(tallies[len(wide_sizes) :])
+    wide, narrow = Tally.sum(tallies[: len(wide_sizes)]), Tally.sum(tallies[len(wide_sizes) :])
     enough = setting.small or (narrow.rows >= 200_000 and wide.rows >= 20_000)
     proof.check("rows enough", enough, narrow=narrow.rows, wide=wide.rows)
-    steps = _Tally.sum(proof.apart(setting, _compare_steps, steps_equality.plays(setting)))
+    steps = Tally.sum(proof.apart(setting, _compare_steps, steps_equality.plays(setting)))
     excused = narrow.excused + wide.excused + steps.excused
     near = narrow.near_ties + wide.near_ties
     proof.check("excuses", len(excused) <= MOST_EXCUSED, near_ties=near, excused=len(excused), rows=excused)
@@ -63,25 +63,25 @@ def prove(setting: Setting, proof: Proof) -> None:
     )
 
 
-def _compare(setting: Setting, proof: Proof, vocab_size: int, batches: int, n: int) -> _Tally:
+def _compare(setting: Setting, proof: Proof, vocab_size: int, batches: int, n: int) -> Tally:
     """Draws `batches` batches of n rows."""
-    generator, rng, tally = setting.generator(vocab_size), random.Random(vocab_size), _Tally()
+    generator, rng, tally = setting.generator(vocab_size), random.Random(vocab_size), Tally()
     for _ in range(batches):
         form = Form.random(rng)
         batch = random_batch(generator, n, vocab_size, form)
-        _judge(batch, form, setting.draw(batch), tally)
+        judge(batch, form, setting.draw(batch), tally)
     figures = {"rows": tally.rows, "near_ties": tally.near_ties, "with_logprobs": tally.with_logprobs}
     proof.check(f"V = {vocab_size}", tally.wrong == 0, **figures, wrong=tally.wrong, examples=tally.examples)
     return tally
 
 
-def _compare_steps(setting: Setting, proof: Proof, vocab_size: int, mode: str, seed: int) -> _Tally:
-    tally = _Tally()
+def _compare_steps(setting: Setting, proof: Proof, vocab_size: int, mode: str, seed: int) -> Tally:
+    tally = Tally()
     tally.rows = steps_equality.play(setting, proof, vocab_size, mode, seed, tally.excused)
     return tally
 
 
-def _judge(batch: Batch, form: Form, drawn: SampledRows, tally: _Tally) -> None:
+def judge(batch: Batch, form: Form, drawn: SampledRows, tally: Tally) -> None:
     expected = oracle.sample_rows(batch.logits, batch.params, batch.edits, wide=batch.wide)
     assert expected.margin is not None
     near = expected.margin < oracle.NEAR_TIE

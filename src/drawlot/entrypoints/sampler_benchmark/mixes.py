@@ -28,8 +28,10 @@ MIXES: dict[str, tuple[SamplingParams, ...]] = {
     "top20-no-filter": (replace(UNFILTERED, logprobs=20),),
     "ids128": (replace(FILTERED, logprobs=None),),
     "no-logprobs": (replace(FILTERED, logprobs=None),),
+    "no-filter-no-logprobs": (replace(UNFILTERED, logprobs=None),),
+    "penalties": (replace(FILTERED, repetition_penalty=1.2, frequency_penalty=0.5, presence_penalty=0.5),),
 }
-"""All but `mixed`, where rows differ in it, and `no-logprobs` ask for the drawn token's raw logprob and rank."""
+"""All but `mixed`, where rows differ in it, and those without ask for the drawn token's raw logprob and rank."""
 
 
 def row_params(mix: str, rows: int, vocab_size: int) -> list[SamplingParams]:

@@ -35,17 +35,17 @@ def tile_sums(x, maxima, scale):
     rows sum in blocks laid out alike, so that equal tiles have equal bits.
     """
     slope, top, rest = _fused_exponent(tl.where(maxima == MINUS_INF, 0.0, maxima), scale)
-    mass = tl.exp2(tl.fma(x, of_each(slope, x), of_each(-top, x)))
+    mass = tl.exp2(tl.fma(x, of_each(slope, x), of_each(top, x)))
     if len(x.shape) == 3:
         mass = tl.sum(mass, 1)
     # Exactly 1 for a maximum alone, and 0 for no token. In another order ptxas takes seven instructions more.
     unit = tl.exp2(rest)
-    return 1.0 + (tl.sum(mass, 1) - unit) * tl.exp2(-rest)
+    return 1.0 + (tl.sum(mass, 1) - unit) * tl.exp2(rest * -1.0)
 
 
 @triton.jit
 def _fused_exponent(maxima, scale):
-    """slope and top, so that x slope - top, one instruction, is an exponent of 2; and that of the maximum itself.
+    """slope and top, so that x slope + top, one instruction, is an exponent of 2; and that of the maximum itself.
 
     The latter is what rounding `top` leaves, which all of a tile have in common. The difference of value and maximum
     would take an instruction more: scaled values must not tie where logits do not. Above 2^30 all but the maximum weigh
@@ -55,8 +55,9 @@ def _fused_exponent(maxima, scale):
     # 2^30 divided by the power of two at or below the maximum, by its bits.
     most = ((255 << 23) - power + (29 << 23)).to(tl.float32, bitcast=True)
     slope = tl.minimum(scale * LOG2_E, most)
-    top = maxima * slope
-    return slope, top, tl.fma(maxima, slope, -top)
+    # By a product: a difference from 0 is an instruction more.
+    top = maxima * slope * -1.0
+    return slope, top, tl.fma(maxima, slope, top)
 
 
 @triton.jit
@@ -166,7 +167,7 @@ def scan_block(
         ids = slices_of(tl.minimum(tile, rows.num_tiles - 1))
     follow_of_many(EARLY, OVERLAP)
     # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
-    state = tl.load(states.index + row)
+    state = tl.load(states.index + row).to(tl.int32)
     if FULL:
         logits = load_all_logits(rows, row, ids, None)
     else:
@@ -178,10 +179,10 @@ def scan_block(
         tl.store(tiles.control + place, counts.to(tl.int64))
     # Behind that branch, lest the compiler wait for the state before it loads logits; with edits behind another one.
     if rows.edits_of is None:
-        scale, wants = asked_of_scan(states, tl.maximum(state, 0))
+        scale, wants, apart = asked_of_scan(states, tl.maximum(state, 0))
     if state >= 0:
         if rows.edits_of is not None:
-            scale, wants = asked_of_scan(states, state)
+            scale, wants, apart = asked_of_scan(states, state)
         exists = of_each(tile < rows.num_tiles, ids)
         raw = grammar_masked(rows, row, logits, ids, exists)
         if rows.edits_of is not None:
@@ -198,7 +199,7 @@ def scan_block(
                 x, kind = _edited(rows, row, slot, part, loaded, raw, ids)
                 _put_tiles(rows, tiles, row, tile, logits, x, scale)
             else:
-                _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, wants)
+                _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, apart)
             if item % NUM_BLOCKS == 0:
                 tl.store(rows.edits.kind + row, kind)
         elif rows.edits is not None:
@@ -207,13 +208,12 @@ def scan_block(
                 if tiles.raw_sums is not None:
                     if wants:
                         _put_raw_tiles(rows, tiles, row, tile, raw, tile_maxima(raw))
-                _put_tiles(
-                    rows, tiles, row, tile, logits, laid_over(rows.edits, kind, rows, row, raw, ids, exists), scale
-                )
+                x = laid_over(rows.edits, kind, rows, row, raw, ids, exists)
+                _put_tiles(rows, tiles, row, tile, logits, x, scale)
             else:
-                _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, wants)
+                _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, apart)
         else:
-            _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, wants)
+            _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, apart)
 
 
 @triton.jit
@@ -243,11 +243,11 @@ def _edited(rows, row, slot, part, loaded, raw, ids):
 
 
 @triton.jit
-def _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, wants):
+def _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, apart):
     """Stores what `Tiles` holds of tiles of raw values."""
     maxima = _put_tiles(rows, tiles, row, tile, logits, raw, scale)
     if tiles.raw_sums is not None:
-        if wants & (scale != 1.0):
+        if apart:
             _put_raw_tiles(rows, tiles, row, tile, raw, maxima)
 
 

@@ -34,20 +34,22 @@ def scan_scale(states, state):
 
 @triton.jit
 def asked_of_scan(states, state):
-    """The scale of `scan_scale`, and whether logprobs are wanted."""
+    """The scale of `scan_scale`; whether logprobs are wanted; and whether they need sums apart if nothing is edited."""
     asked = tl.load(states.asked + state)
-    return asked.to(tl.int32).to(tl.float32, bitcast=True), (asked >> 32) != 0
+    wants = (asked >> 32).to(tl.int32)
+    return asked.to(tl.int32).to(tl.float32, bitcast=True), wants != 0, wants > 1
 
 
 @triton.jit
 def bits_for_scan(temperature, top_k, wanted):
-    """int64, of requests: bits of 1 / T for tile races and top-p, else of 1; above them whether logprobs are wanted.
+    """int64, of requests: bits of 1 / T for tile races and top-p, else of 1; above them what is wanted of raw logits.
 
-    Greedy rows and rows with top_k need masses of whole rows at T as bounds at most, so that their pass serves raw
-    logprobs.
+    That is 1 if logprobs are wanted, and 2 if the row is summed at another scale than theirs. Greedy rows and rows
+    with top_k need masses of whole rows at T as bounds at most, so that their pass serves raw logprobs.
     """
     scale = tl.where((temperature == 0) | (top_k > 0), 1.0, scale_of(_bounded(temperature)))
-    return scale.to(tl.int32, bitcast=True).to(tl.int64) + ((wanted != 0).to(tl.int64) << 32)
+    wants = tl.where(wanted != 0, tl.where(scale != 1.0, 2, 1), 0)
+    return scale.to(tl.int32, bitcast=True).to(tl.int64) + (wants.to(tl.int64) << 32)
 
 
 @triton.jit

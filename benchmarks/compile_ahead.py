@@ -1,0 +1,116 @@
+"""Compiles for a GPU on a machine that has none: `TRITON_CACHE_DIR=DIR python -m benchmarks.compile_ahead CASE...`.
+
+Cases are those of `variants_gpu`, and forms of `gpu_proof.long_equality` (raw:128256). Run from the root of the
+repository, under the version of Triton that the GPU's machine has, whose cache DIR then is. PYTHONPATH may name another
+copy of drawlot. For compute capability 9.0, 132 multiprocessors. Where the GPU's machine has another version of Python,
+so that its wheel of Triton is another one, `--wheel` tells where that lies unpacked: names in the cache depend on it.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton.runtime import cache, driver
+
+from benchmarks import verify_gpu
+from benchmarks.gpu_proof import long_equality
+from benchmarks.gpu_proof.random_rows import random_batch
+from benchmarks.variants_gpu import VERIFIED, VOCAB_SIZE, parts_of
+from drawlot.entrypoints.sampler_benchmark import workload
+from drawlot.entrypoints.sampler_benchmark.cases import Case
+from drawlot.kernels import registry
+from drawlot.kernels.triton.launch import compiling_ahead
+
+ROWS = 8
+"""Of a case, at most: launches of all sizes are compiled at once, and a mix has so many kinds"""
+PROCESSORS = 132
+
+
+class _Driver:
+    """As much of one as compiling asks for."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+def pretend() -> None:
+    """From now on the CPU is taken for a GPU, by whom launches are chosen."""
+    from drawlot.kernels.triton import sample, workspace
+    from drawlot.kernels.triton.verification import step_verifier
+
+    driver.set_active(_Driver())
+    registry.why_not = lambda *_args: None
+    answers = {
+        "overlaps": True,
+        "num_multiprocessors": PROCESSORS,
+        "rows_aside": PROCESSORS // 2,
+        "programs_together": 2 * PROCESSORS,
+        "programs_beside": PROCESSORS // 2,
+    }
+    asked = [*(module for name, module in sys.modules.items() if name.startswith("drawlot.kernels.triton"))]
+    assert {sample, workspace, step_verifier} <= set(asked)
+    for module in asked:
+        for name, answer in answers.items():
+            if hasattr(module, name):
+                setattr(module, name, lambda _device, answer=answer: answer)
+
+
+def compile_case(name: str) -> None:
+    """All that a case launches.
+
+    Raises:
+        ValueError: There is no such case.
+    """
+    cpu = torch.device("cpu")
+    if ":" in name:
+        form, vocab_size = long_equality.form_of(name)
+        batch = random_batch(torch.Generator().manual_seed(0), ROWS, vocab_size, form)
+        backend = registry.get_backend("triton", cpu)
+        with compiling_ahead():
+            backend.sample_rows(batch.logits, batch.params, batch.edits, batch.wanted, wide=batch.wide)
+        return
+    kind, number, others = parts_of(name)
+    if kind in VERIFIED:
+        case = VERIFIED[kind]
+        case.requests = min(number, ROWS)
+        inputs = verify_gpu.Inputs.random(case, VOCAB_SIZE, torch.Generator().manual_seed(0))
+        verifier = verify_gpu.verifier_of(case, VOCAB_SIZE, cpu, "triton")
+        with compiling_ahead():
+            verifier(*inputs)
+        return
+    work = workload.make(Case(min(number, ROWS), mix=kind, **others), cpu)
+    sampler = work.sampler("triton")
+    with compiling_ahead():
+        sampler(work.buffers[0], work.rows)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Compiles, a line a case."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_ahead", description=__doc__)
+    parser.add_argument("cases", nargs="+")
+    parser.add_argument("--wheel", type=Path, help="unpacked, of the Triton that will look for what is compiled here")
+    given = parser.parse_args(arguments)
+    pretend()
+    if given.wheel is not None:
+        # The key is made of the files beside this one.
+        cache.triton_key.cache_clear()
+        cache.__file__ = str(given.wheel / "triton" / "runtime" / "cache.py")
+    for name in given.cases:
+        start = time.perf_counter()
+        compile_case(name)
+        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

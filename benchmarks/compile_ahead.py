@@ -9,6 +9,7 @@ so that its wheel of Triton is another one, `--wheel` tells where that lies unpa
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from drawlot.entrypoints.sampler_benchmark.cases import Case
 from drawlot.kernels import registry
 from drawlot.kernels.triton.launch import compiling_ahead
 
-ROWS = 8
+_ROWS = 8
 """Of a case, at most: launches of all sizes are compiled at once, and a mix has so many kinds"""
-PROCESSORS = 132
+_PROCESSORS = 132
 
 
 class _Driver:
@@ -53,10 +54,10 @@ def pretend() -> None:
     registry.why_not = lambda *_args: None
     answers = {
         "overlaps": True,
-        "num_multiprocessors": PROCESSORS,
-        "rows_aside": PROCESSORS // 2,
-        "programs_together": 2 * PROCESSORS,
-        "programs_beside": PROCESSORS // 2,
+        "num_multiprocessors": _PROCESSORS,
+        "rows_aside": _PROCESSORS // 2,
+        "programs_together": 2 * _PROCESSORS,
+        "programs_beside": _PROCESSORS // 2,
     }
     asked = [*(module for name, module in sys.modules.items() if name.startswith("drawlot.kernels.triton"))]
     assert {sample, workspace, step_verifier} <= set(asked)
@@ -75,21 +76,20 @@ def compile_case(name: str) -> None:
     cpu = torch.device("cpu")
     if ":" in name:
         form, vocab_size = long_equality.form_of(name)
-        batch = random_batch(torch.Generator().manual_seed(0), ROWS, vocab_size, form)
+        batch = random_batch(torch.Generator().manual_seed(0), _ROWS, vocab_size, form)
         backend = registry.get_backend("triton", cpu)
         with compiling_ahead():
             backend.sample_rows(batch.logits, batch.params, batch.edits, batch.wanted, wide=batch.wide)
         return
     kind, number, others = parts_of(name)
     if kind in VERIFIED:
-        case = VERIFIED[kind]
-        case.requests = min(number, ROWS)
+        case = replace(VERIFIED[kind], requests=min(number, _ROWS))
         inputs = verify_gpu.Inputs.random(case, VOCAB_SIZE, torch.Generator().manual_seed(0))
         verifier = verify_gpu.verifier_of(case, VOCAB_SIZE, cpu, "triton")
         with compiling_ahead():
             verifier(*inputs)
         return
-    work = workload.make(Case(min(number, ROWS), mix=kind, **others), cpu)
+    work = workload.make(Case(min(number, _ROWS), mix=kind, **others), cpu)
     sampler = work.sampler("triton")
     with compiling_ahead():
         sampler(work.buffers[0], work.rows)

@@ -53,7 +53,9 @@ def test_scans_load_logits_before_they_wait(dtype: str, asks: str) -> None:
     assert len(forms) == (1 if dtype == "float32" else 2)
     for form in forms:
         loads = re.findall(r"LDG[.A-Z0-9]*", form)
-        assert loads[:5] == ["LDG.E"] + 4 * ["LDG.E.EF.128"]
+        # The number of the request, of which ptxas may read half.
+        assert loads[0] in ("LDG.E", "LDG.E.64")
+        assert loads[1:5] == 4 * ["LDG.E.EF.128"]
         assert loads[5].startswith("LDG.E")
 
 

@@ -11,9 +11,9 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
+from triton.backends.compiler import GPUTarget
 from triton.runtime import cache, driver
 
 from benchmarks import verify_gpu
@@ -39,9 +39,7 @@ class _Driver:
     def get_current_stream(self, _device: int) -> int:
         return 0
 
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
+    def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
 
 
@@ -101,6 +99,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("cases", nargs="+")
     parser.add_argument("--wheel", type=Path, help="unpacked, of the Triton that will look for what is compiled here")
     given = parser.parse_args(arguments)
+    try:
+        for name in given.cases:
+            (long_equality.form_of if ":" in name else parts_of)(name)
+    except ValueError as error:
+        parser.error(f"cases: {error}")
+    if given.wheel is not None and not (given.wheel / "triton").is_dir():
+        parser.error(f"--wheel: needs a folder that holds triton; got {given.wheel}")
     pretend()
     if given.wheel is not None:
         # The key is made of the files beside this one.

@@ -1,11 +1,18 @@
 """What a GPU's machine would launch is compiled on one without: here the compiler is replaced, and asked what for."""
 
+import hashlib
+from pathlib import Path
+
 import pytest
 
-from benchmarks.gpu_proof import long_equality
 from tests.without_gpu import counted
 
 pytest.importorskip("triton")
+import triton
+
+from benchmarks import compile_ahead
+from benchmarks.gpu_proof import long_equality
+
 SCRIPT = """
 from benchmarks import compile_ahead
 compile_ahead.main({})
@@ -28,7 +35,45 @@ def test_all_forms_of_a_case(case: str, kernels: list[int]) -> None:
     assert counted(SCRIPT.format([case])) == kernels
 
 
-def test_forms_that_there_are_not() -> None:
-    for name in ("raw", "raw:x", "cooked:128"):
-        with pytest.raises(ValueError, match="is no form; one is raw:V"):
-            long_equality.form_of(name)
+def test_names_in_the_cache_are_those_of_another_wheel(tmp_path: Path) -> None:
+    """Which differs from the one that runs in its library."""
+    for part in ("backends", "compiler", "language", "runtime"):
+        (tmp_path / "triton").mkdir(exist_ok=True)
+        (tmp_path / "triton" / part).symlink_to(Path(triton.__file__).parent / part)
+    (tmp_path / "triton" / "_C").mkdir()
+    (tmp_path / "triton" / "_C" / "libtriton.so").write_bytes(b"another")
+    digest = hashlib.sha256(b"another").hexdigest()
+    script = f"""
+from benchmarks import compile_ahead
+from triton.runtime import cache
+before = "{digest}" in cache.triton_key()
+compile_ahead.main(["no-logprobs-2-v128", "--wheel", "{tmp_path}"])
+print(int(before), int("{digest}" in cache.triton_key()))
+"""
+    assert counted(script) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["no-such-mix-8"], "cases: 'no-such-mix-8' is no case; there are"),
+        (["raw:x"], "cases: 'raw:x' is no form; one is raw:V"),
+        (["k50p90-8", "--wheel", "nowhere"], "--wheel: needs a folder that holds triton; got nowhere"),
+    ],
+)
+def test_what_there_is_not_is_told_before_anything_is_compiled(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        compile_ahead.main(arguments)
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["raw", "raw:x", "raw:0", "cooked:128", "plain+raw:128", "bf16:128"])
+def test_forms_that_there_are_not(name: str) -> None:
+    with pytest.raises(ValueError, match="is no form; one is raw:V"):
+        long_equality.form_of(name)
+
+
+def test_excuses_grow_with_rows() -> None:
+    assert [long_equality.most_excused(rows) for rows in (0, 1, 220_000, 220_001)] == [-1, 20, 20, 40]

@@ -82,6 +82,7 @@ def _compare_steps(setting: Setting, proof: Proof, vocab_size: int, mode: str, s
 
 
 def judge(batch: Batch, form: Form, drawn: SampledRows, tally: Tally) -> None:
+    """Adds to a tally how what was drawn for a batch compares with the oracle's; prints near-ties and wrong rows."""
     expected = oracle.sample_rows(batch.logits, batch.params, batch.edits, wide=batch.wide)
     assert expected.margin is not None
     near = expected.margin < oracle.NEAR_TIE

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 from drawlot.kernels.requests import Request
 from drawlot.kernels.triton import state_table
-from drawlot.kernels.triton.state_table import FIRST_INT, SLOT, StateTable
+from drawlot.kernels.triton.state_table import FIRST_INT, SLOT, StateTable, asked_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 NUM_STATES = 300
@@ -86,3 +86,13 @@ def test_what_is_yet_to_be_read_outlives_its_table() -> None:
     StateTable(1, torch.device("cpu"))
     gc.collect()
     assert state_table._unread == []
+
+
+def test_the_scan_is_told_its_scale_and_what_raw_logprobs_need() -> None:
+    """Sums at a scale of their own are only for who wants them: for others they would be work for nothing."""
+    temperature, top_k, wanted = [0.8, 0.8, 0.8, 0.0, 1.0], [0, 0, 5, 0, 0], [0, 1, 1, 1, 1]
+    floats = torch.tensor([temperature, [1.0] * 5, [0.0] * 5], dtype=torch.float64)
+    ints = torch.tensor([top_k, [0] * 5, [0] * 5])
+    asked = asked_of(floats, ints, torch.tensor(wanted, dtype=torch.uint8))
+    assert asked.to(torch.int32).view(torch.float32).tolist() == [1.25, 1.25, 1.0, 1.0, 1.0]
+    assert (asked >> 32).tolist() == [0, 2, 1, 1, 1]

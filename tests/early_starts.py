@@ -77,7 +77,8 @@ def touched_by_launches(*modules: ModuleType) -> Iterator[list[Touched]]:
         for name, kind in kinds.items():
             patches.enter_context(mock.patch.object(builder, name, as_a(kind, getattr(builder, name))))
         for module in modules:
-            follows = next(name for name in ("follow", "follow_of_many") if hasattr(module, name))
+            names = ("follow", "follow_of_many", "wait_for_previous")
+            follows = next(name for name in names if hasattr(module, name))
             patches.enter_context(mock.patch.object(module, follows, follow))
         yield launches
 

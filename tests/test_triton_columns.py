@@ -146,8 +146,8 @@ MUTANTS = [
         KernelMutant(
             "leaves nothing",
             top_of_list.put_top_aside,
-            "decide(tiles, leaves, ONE_SHARE)",
-            "decide(tiles, row < 0, ONE_SHARE)",
+            "decide(tiles, leaves, ONE_SHARE, OVERLAP)",
+            "decide(tiles, row < 0, ONE_SHARE, OVERLAP)",
         ),
     ),
     (

@@ -3,11 +3,15 @@
 One word, `control[UNDECIDED]`, counts decided rows in its lower half, and in its upper half those that leave something.
 So one look says both: mostly no row leaves anything, and nothing else needs to be read then. A row has two shares,
 since it may have two programs, and the word begins at -2 N.
+
+A row that is decided lets whole rows' programs start: they come when all are. Those that came earlier would ask the
+same word again and again beside rows that are being finished, or find no place there and begin when these have ended.
 """
 
 import triton
 import triton.language as tl
 
+from drawlot.kernels.triton.pdl import let_next_start
 from drawlot.kernels.triton.summary import UNDECIDED
 
 ONE_SHARE, BOTH_SHARES = tl.constexpr(1), tl.constexpr(2)
@@ -15,16 +19,21 @@ _LEAVES = tl.constexpr(1 << 32)
 
 
 @triton.jit
-def decide(tiles, leaves, SHARES: tl.constexpr):
-    """Counts shares of a row decided, which leave something or not; what is stored need not be seen by others."""
+def decide(tiles, leaves, SHARES: tl.constexpr, OVERLAP: tl.constexpr):
+    """Counts shares of a row decided, which leave something or not; what is stored need not be seen by others.
+
+    OVERLAP: whether that lets the next kernel start, as far as this row is concerned.
+    """
     tl.atomic_add(tiles.control + UNDECIDED, tl.where(leaves, _LEAVES + SHARES, SHARES), sem="relaxed")
+    let_next_start(OVERLAP)
 
 
 @triton.jit
-def decide_and_leave(tiles, SHARES: tl.constexpr):
+def decide_and_leave(tiles, SHARES: tl.constexpr, OVERLAP: tl.constexpr):
     """Counts shares of a row decided that leave something, once what the program has stored can be seen."""
     tl.debug_barrier()
     tl.atomic_add(tiles.control + UNDECIDED, _LEAVES + SHARES, sem="release")
+    let_next_start(OVERLAP)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from drawlot.kernels.triton.from_list import begin_list, draw_from_list, mass_fo
 from drawlot.kernels.triton.listing import clear_list, survey
 from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.one_read import begin_counts
-from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.pdl import wait_for_previous
 from drawlot.kernels.triton.proposal import put_request
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.ranks import ask_for_rank, count_or_leave_rank
@@ -123,7 +123,7 @@ def finish_kernel(
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
     if top_k <= 0:
         noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
-    follow(OVERLAP)
+    wait_for_previous(OVERLAP)
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
     best_groups = tl.load(tiles.best_groups + at, mask=exists, other=MINUS_INF_ORDER)
@@ -132,7 +132,7 @@ def finish_kernel(
     if is_row == 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0.0, 0.0)
         tl.store(summary.rank + row, unknown_rank)
-        decide(tiles, leaves, SHARES)
+        decide(tiles, leaves, SHARES, OVERLAP)
         return
 
     orders = order_of(maxima)
@@ -144,7 +144,7 @@ def finish_kernel(
         tl.store(summary.rank + row, unknown_rank)
         if columns is not None:
             put_column(columns, row, _NO_TOKEN, MINUS_INF, 0, row >= 0)
-        decide(tiles, (all_columns is not None) & (is_told == 0), SHARES)
+        decide(tiles, (all_columns is not None) & (is_told == 0), SHARES, OVERLAP)
         return
 
     row_max = value_of(highest)
@@ -176,7 +176,7 @@ def finish_kernel(
     # Of these rows it is known before anything is drawn that nobody reads them again.
     is_sure = ((temperature == 0) & (asks == 0) & (lists_top == 0)) | ((filtered == 0) & (wants == 0))
     if is_sure:
-        decide(tiles, leaves, SHARES)
+        decide(tiles, leaves, SHARES, OVERLAP)
     done, token, keeps_list, mass = row < 0, tl.full([], -1, tl.int32), row < 0, tl.zeros([], tl.float32)
     if temperature == 0:
         best = tl.min(tl.where(orders == highest, tile * GROUPS + group_of(best_groups), LAST_ID))
@@ -217,6 +217,7 @@ def finish_kernel(
             ROOM,
             BLOCK,
             SHARES,
+            OVERLAP,
         )
         if RAW:
             if asks:
@@ -232,7 +233,7 @@ def finish_kernel(
             if done:
                 put(drawn, summary, row, token, 0, LISTED, row_max, 0.0)
                 if asks == 0:
-                    decide(tiles, leaves, SHARES)
+                    decide(tiles, leaves, SHARES, OVERLAP)
                     logprob = result_of(value, row_max, raw_log_mass, temperature, RAW, LOGITS)
                     put_result(columns, all_columns, summary, row, token, logprob, rank, wants, is_told, num_top, ROOM)
                 if RAW:
@@ -265,7 +266,7 @@ def finish_kernel(
             if done:
                 if has_columns == 0:
                     tl.store(summary.rank + row, 1)
-                decide(tiles, has_columns == 0, SHARES)
+                decide(tiles, has_columns == 0, SHARES, OVERLAP)
     # Raw ranks of rows that are read again come with their tokens.
     asks_rank = wants & tl.where(done, asks, (filtered == 0) & (has_rank == 0))
     if done == 0:
@@ -288,9 +289,9 @@ def finish_kernel(
             if wants:
                 ask_for_rank(tiles, whole, columns, summary, row)
         if has_rank:
-            decide(tiles, False, SHARES)
+            decide(tiles, False, SHARES, OVERLAP)
         elif (is_sure == 0) & ((asks_rank == 0) | (RAW == 0)):
-            decide_and_leave(tiles, SHARES)
+            decide_and_leave(tiles, SHARES, OVERLAP)
     if RAW:
         if asks_rank:
             tl.debug_barrier()
@@ -315,4 +316,5 @@ def finish_kernel(
                 T,
                 ROOM,
                 SHARES,
+                OVERLAP,
             )

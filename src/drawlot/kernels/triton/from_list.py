@@ -138,6 +138,7 @@ def draw_from_list(
     ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
     SHARES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Whether the list held all that the row keeps, and its token, which is stored then with its summary.
 
@@ -166,7 +167,7 @@ def draw_from_list(
             tells_all = has_column & has_top(num_top, listed, begun[0], all_columns, RAW, ROOM)
             leaves = (is_told | tells_all) == 0
         if counts:
-            decide(tiles, leaves, SHARES)
+            decide(tiles, leaves, SHARES, OVERLAP)
         kept = rank < num_kept
         log_mass = tl.zeros([], z.dtype)
         if TELLS_CUT:

@@ -42,6 +42,9 @@ def let_next_start(OVERLAP: tl.constexpr):
 
 @triton.jit
 def wait_for_previous(OVERLAP: tl.constexpr):
-    """For a kernel that began without waiting, at its end: whoever follows it follows those before it, too."""
+    """As `follow`, for a kernel that lets the next one start later than that.
+
+    Or for one that began without waiting, at its end: whoever follows it follows those before it, too.
+    """
     if OVERLAP:
         gdc_wait()

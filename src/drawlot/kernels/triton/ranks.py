@@ -42,6 +42,7 @@ def count_or_leave_rank(
     T: tl.constexpr,
     ROOM: tl.constexpr,
     SHARES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Tells the rank of a row's token among raw logits, and its column, if it wants one; or leaves the rank.
 
@@ -64,7 +65,7 @@ def count_or_leave_rank(
         leaves = row < 0
         if all_columns is not None:
             leaves = (has_columns | wants_first(all_columns, row >= 0, num_top, ROOM)) == 0
-        decide(tiles, leaves, SHARES)
+        decide(tiles, leaves, SHARES, OVERLAP)
         if num_tiles > 2:
             rank = 1 + count_in_tiles(rows, row, lists, num_tiles, x, token, law, True)
         else:
@@ -82,7 +83,7 @@ def count_or_leave_rank(
             ask_for_rank(tiles, whole, columns, summary, row)
         elif all_columns is not None:
             ask_for_rank_alone(tiles, whole, all_columns, row)
-        decide_and_leave(tiles, SHARES)
+        decide_and_leave(tiles, SHARES, OVERLAP)
 
 
 @triton.jit

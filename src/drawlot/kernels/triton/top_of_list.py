@@ -7,7 +7,7 @@ from drawlot.kernels.triton.column_values import fit_a_list, num_top_of, put_col
 from drawlot.kernels.triton.decided import ONE_SHARE, decide
 from drawlot.kernels.triton.from_list import begin_list, has_top, list_row
 from drawlot.kernels.triton.listing import clear_list, ranks_of_list, survey, value_and_token
-from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.pdl import wait_for_previous
 from drawlot.kernels.triton.raw_mass import raw_law
 from drawlot.kernels.triton.scan import raw_apart
 from drawlot.kernels.triton.states import filters_of, scan_scale, temperature_of
@@ -128,7 +128,7 @@ def put_top_aside(
     top_k, top_p, min_p = filters_of(states, state)
     filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
     wants, num_top = is_row & (tl.load(wanted.wanted + state) != 0), num_top_of(wanted, state, ROOM)
-    follow(OVERLAP)
+    wait_for_previous(OVERLAP)
     leaves = row < 0
     if wants_a_list(all_columns, wants, is_edited(rows, row), num_top, ROOM) & ((temperature == 0) | (filtered == 0)):
         tile = tl.arange(0, T)
@@ -152,4 +152,4 @@ def put_top_aside(
             if leaves == 0:
                 nothing = tl.full([], -1, tl.int32)
                 _put_listed(lists, all_columns, row, listed, keys, nothing, row_max, log_mass, num_top, LOGITS, ROOM)
-    decide(tiles, leaves, ONE_SHARE)
+    decide(tiles, leaves, ONE_SHARE, OVERLAP)

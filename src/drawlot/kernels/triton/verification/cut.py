@@ -102,7 +102,7 @@ def cut_row(
             lists, row, reached, listed, keys, z, tl.exp(z), filters, row_mass, True, ROOM
         )
         if done:
-            decide(tiles, False, BOTH_SHARES)
+            decide(tiles, False, BOTH_SHARES, False)
             path = path * 0 + LISTED
             last = rank == num_kept - 1
             cut_value = tl.max(tl.where(last, value, MINUS_INF))
@@ -110,7 +110,7 @@ def cut_row(
             mass = of_fixed(total).to(tl.float32)
             put_cut(summary, row, cut_value, cut_id)
     elif status != 0:
-        decide(tiles, False, BOTH_SHARES)
+        decide(tiles, False, BOTH_SHARES, False)
     tl.store(summary.path + row, path)
     tl.store(summary.floats + row, row_max)
     tl.store(summary.floats + summary.num_rows + row, tl.log(mass))

@@ -99,7 +99,7 @@ def law_kernel(
     elif is_row == 0:
         follow(OVERLAP)
         if CUTS:
-            decide(tiles, False, BOTH_SHARES)
+            decide(tiles, False, BOTH_SHARES, False)
         if OPEN:
             tl.atomic_add(rows_known(verdicts.counts, request // REQUESTS), 1, sem="relaxed")
         if column == 0:
@@ -196,10 +196,10 @@ def law_kernel(
                     GROUPS,
                 )
             else:
-                decide(tiles, False, BOTH_SHARES)
+                decide(tiles, False, BOTH_SHARES, False)
                 status, row_max, mass = put_law_of_tiles(summary, row, maxima, sums, scale)
             if path == WHOLE:
-                decide_and_leave(tiles, BOTH_SHARES)
+                decide_and_leave(tiles, BOTH_SHARES, False)
                 _end(step, verdicts, program, K, OPEN, CUTS, LEFT, OVERLAP)
                 return
         else:

@@ -5,7 +5,8 @@ from tests.kernel_mutant import KernelMutant
 
 _BEGINS, _LAYS = edit_kernels.begin_to_lay, edit_kernels.lay_next
 ALL = [
-    KernelMutant("one token of a part alone", _LAYS, "left & (left - 1)", "left * 0"),
+    KernelMutant("the first token of a part again", scan._edited, "if has_more:", "if has_more & (row < 0):"),
+    KernelMutant("one token of a part alone", scan._edited, "left &= left - 1", "left *= 0"),
     KernelMutant(
         "drafts touch nothing", edit_kernels.begin_to_lay, "tl.where(word == draft >> 5,", "tl.where(word == -1,"
     ),

@@ -235,7 +235,7 @@ def test_a_draft_outside_of_the_vocabulary_edits_nothing() -> None:
 @INTERPRETED
 def test_values_past_the_vocabulary_are_seen() -> None:
     inside = "(left != 0) & (ids < rows.vocab_size)"
-    mutant = KernelMutant("past the vocabulary", edit_mutants.edit_kernels.lay_next, inside, "left != 0")
+    mutant = KernelMutant("past the vocabulary", edit_mutants.edit_kernels.load_next, inside, "left != 0")
     with mutant.planted(), pytest.raises(InterpreterError, match="OutOfBounds"):
         tokens_after(V + 10)
 

@@ -38,7 +38,9 @@ def lay_over_kernel(rows, edits, NUM_PROGRAMS: tl.constexpr, PARTS: tl.constexpr
         part = program * PARTS + tl.arange(0, PARTS)
         kind, left, asked = begin_to_lay(rows, edits, row, part, load_asked(edits, row, slot, part))
         while tl.max(left) != 0:
-            _, _, left = lay_next(rows, edits, row, slot, asked, part, left)
+            token, x, entry = load_next(rows, edits, row, slot, part, left)
+            lay_next(rows, edits, row, slot, asked, token, x, entry)
+            left &= left - 1
     if program == 0:
         tl.store(rows.edits.kind + row, kind)
 
@@ -84,14 +86,12 @@ def begin_to_lay(rows, edits, row, part, loaded):
 
 
 @triton.jit
-def lay_next(rows, edits, row, slot, asked, part, left):
-    """Writes the new value of the lowest token that is left of each part to `rows.edits`.
+def load_next(rows, edits, row, slot, part, left):
+    """The lowest token that is left of each part, -1 where there is none, its raw value and its entry.
 
-    Hard masks come first, then bias, then penalties. The tokens are looked at once, however often rows are read.
-    part, left, asked: of `begin_to_lay`. Returns these tokens, -1 where there is none, their values, and what is left.
+    part, left: of `begin_to_lay`.
     """
-    overlay, tables = rows.edits, edits.tables
-    num_drafts, too_short, only_allowed, num_bad_words, has_bias, repetition, frequency, presence = asked
+    tables = edits.tables
     # A power of two is exact in float32, which knows its exponent.
     bit = ((left & -left).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
     ids = part * PART + bit
@@ -99,6 +99,19 @@ def lay_next(rows, edits, row, slot, asked, part, left):
     mask = (left != 0) & (ids < rows.vocab_size)
     x = load_raw(rows, row, ids, mask)
     entry = tl.load(tables.entries + slot * tables.vocab_size + ids, mask=mask, other=0)
+    return tl.where(mask, ids, -1), x, entry
+
+
+@triton.jit
+def lay_next(rows, edits, row, slot, asked, ids, x, entry):
+    """Writes the new values of tokens, which `load_next` has found, to `rows.edits`, and returns them.
+
+    Hard masks come first, then bias, then penalties. The tokens are looked at once, however often rows are read.
+    asked: of `begin_to_lay`.
+    """
+    overlay, tables = rows.edits, edits.tables
+    num_drafts, too_short, only_allowed, num_bad_words, has_bias, repetition, frequency, presence = asked
+    mask = ids >= 0
     entry = _with_drafts(edits, row, num_drafts, ids, entry)
     forbidden = ((entry & MASKED) != 0) | (((entry & STOPS) != 0) & too_short)
     forbidden = forbidden | (((entry & ALLOWED) == 0) & only_allowed)
@@ -116,7 +129,7 @@ def lay_next(rows, edits, row, slot, asked, part, left):
     penalised = penalised - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
     x = tl.where((entry & SEEN) != 0, penalised, x)
     tl.store(overlay.new_values + row * overlay.width + ids, x, mask=mask)
-    return tl.where(mask, ids, -1), x, left & (left - 1)
+    return x
 
 
 @triton.jit

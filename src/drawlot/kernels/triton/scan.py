@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.edit_kernels import PART, begin_to_lay, lay_next, load_asked
+from drawlot.kernels.triton.edit_kernels import PART, begin_to_lay, lay_next, load_asked, load_next
 from drawlot.kernels.triton.pdl import follow_of_many
 from drawlot.kernels.triton.reduce import two_highest
 from drawlot.kernels.triton.states import asked_of_scan
@@ -190,13 +190,15 @@ def scan_block(
             kind = 0
             if slot >= 0:
                 part = (item % NUM_BLOCKS) * (TILES * PARTS) + tl.arange(0, TILES * PARTS)
-                # On its way while raw values are summed.
+                # All on its way while logits are, and while raw values are summed.
                 loaded = load_asked(rows.edits_of, row, slot, part)
+                kind, left, asked = begin_to_lay(rows, rows.edits_of, row, part, loaded)
+                first = load_next(rows, rows.edits_of, row, slot, part, left)
                 if tiles.raw_sums is not None:
                     if wants:
                         # First, since raw values that are kept beside edited ones would take too many registers.
                         _put_raw_tiles(rows, tiles, row, tile, raw, tile_maxima(raw))
-                x, kind = _edited(rows, row, slot, part, loaded, raw, ids)
+                x = _edited(rows, row, slot, part, kind, left, asked, first, raw, ids)
                 _put_tiles(rows, tiles, row, tile, logits, x, scale)
             else:
                 _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, apart)
@@ -217,14 +219,13 @@ def scan_block(
 
 
 @triton.jit
-def _edited(rows, row, slot, part, loaded, raw, ids):
-    """Values of tiles of a row that a request edits, and its kind; lays them over the row, too.
+def _edited(rows, row, slot, part, kind, left, asked, first, raw, ids):
+    """Values of tiles of a row that a request edits; lays them over the row, too.
 
-    part, loaded: of the tiles, as for `begin_to_lay`. Other programs lay new values over other words: what these have
-    is read by none before the scan ends.
+    part, kind, left, asked: of `begin_to_lay`, of the tiles; first: of `load_next`. Other programs lay new values over
+    other words: what these have is read by none before the scan ends.
     """
     TILES: tl.constexpr = raw.shape[0]
-    kind, left, asked = begin_to_lay(rows, rows.edits_of, row, part, loaded)
     # Parts of the tokens among these, told so that a thread looks up four neighbours at once.
     of_tile, of_slice, of_lane = tl.arange(0, TILES) * PARTS, tl.arange(0, 4) * (32 // PART), tl.arange(0, 32) // PART
     place = of_tile[:, None, None] + of_slice[None, :, None] + of_lane[None, None, :]
@@ -232,14 +233,18 @@ def _edited(rows, row, slot, part, loaded, raw, ids):
     x = raw
     if kind == 2:
         x = tl.where(is_bad(raw), float("nan"), MINUS_INF)
+    token, value, entry = first
     has_more = row >= 0
     while has_more:
-        token, value, left = lay_next(rows, rows.edits_of, row, slot, asked, part, left)
-        has_more = tl.max(left) != 0
+        value = lay_next(rows, rows.edits_of, row, slot, asked, token, value, entry)
         # From thread to thread: what is laid over the row is far away.
-        token, value = tl.gather(token, place, 0).reshape(x.shape), tl.gather(value, place, 0).reshape(x.shape)
-        x = tl.where(token == ids, value, x)
-    return x, kind
+        of_part, new = tl.gather(token, place, 0).reshape(x.shape), tl.gather(value, place, 0).reshape(x.shape)
+        x = tl.where(of_part == ids, new, x)
+        left &= left - 1
+        has_more = tl.max(left) != 0
+        if has_more:
+            token, value, entry = load_next(rows, rows.edits_of, row, slot, part, left)
+    return x
 
 
 @triton.jit

@@ -1,9 +1,10 @@
 """Compiles for a GPU on a machine that has none: `TRITON_CACHE_DIR=DIR python -m benchmarks.compile_ahead CASE...`.
 
-Cases are those of `variants_gpu`, and forms of `gpu_proof.long_equality` (raw:128256). Run from the root of the
-repository, under the version of Triton that the GPU's machine has, whose cache DIR then is. PYTHONPATH may name another
-copy of drawlot. For compute capability 9.0, 132 multiprocessors. Where the GPU's machine has another version of Python,
-so that its wheel of Triton is another one, `--wheel` tells where that lies unpacked: names in the cache depend on it.
+Cases are those of `variants_gpu`, and forms of `gpu_proof.long_equality` (raw:128256, steps:4097). Run from the root of
+the repository, under the version of Triton that the GPU's machine has, whose cache DIR then is. PYTHONPATH may name
+another copy of drawlot. For compute capability 9.0, 132 multiprocessors. Where the GPU's machine has another version of
+Python, so that its wheel of Triton is another one, `--wheel` tells where that lies unpacked: names in the cache depend
+on it.
 """
 
 import argparse
@@ -17,7 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import cache, driver
 
 from benchmarks import verify_gpu
-from benchmarks.gpu_proof import long_equality
+from benchmarks.gpu_proof import long_equality, steps_equality
+from benchmarks.gpu_proof.proof import Setting
 from benchmarks.gpu_proof.random_rows import random_batch
 from benchmarks.variants_gpu import VERIFIED, VOCAB_SIZE, parts_of
 from drawlot.entrypoints.sampler_benchmark import workload
@@ -72,6 +74,10 @@ def compile_case(name: str) -> None:
         ValueError: There is no such case.
     """
     cpu = torch.device("cpu")
+    if vocab_size := long_equality.vocab_size_of_steps(name):
+        setting = Setting(registry.get_backend("triton", cpu), cpu, small=False)
+        steps_equality.compile_plays(setting, vocab_size, "raw_logprobs", long_equality.SEED_OF_PLAYS)
+        return
     if ":" in name:
         form, vocab_size = long_equality.form_of(name)
         batch = random_batch(torch.Generator().manual_seed(0), _ROWS, vocab_size, form)
@@ -100,8 +106,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--wheel", type=Path, help="unpacked, of the Triton that will look for what is compiled here")
     given = parser.parse_args(arguments)
     try:
+        long_equality.refuse_unknown([name for name in given.cases if ":" in name])
         for name in given.cases:
-            (long_equality.form_of if ":" in name else parts_of)(name)
+            if ":" not in name:
+                parts_of(name)
     except ValueError as error:
         parser.error(f"cases: {error}")
     if given.wheel is not None and not (given.wheel / "triton").is_dir():

@@ -29,6 +29,7 @@ print(*(compiled.count(name) for name in ("scan_kernel", "scan_step_kernel", "fi
         ("mixed-64-v4096", [1, 0, 4, 1]),
         ("raw+bf16:4097", [2, 0, 4, 1]),
         ("verify-filters-8", [0, 1, 0, 1]),
+        ("steps:129", [6, 0, 16, 4]),
     ],
 )
 def test_all_forms_of_a_case(case: str, kernels: list[int]) -> None:
@@ -57,7 +58,7 @@ print(int(before), int("{digest}" in cache.triton_key()))
     ("arguments", "told"),
     [
         (["no-such-mix-8"], "cases: 'no-such-mix-8' is no case; there are"),
-        (["raw:x"], "cases: 'raw:x' is no form; one is raw:V"),
+        (["raw:x"], "cases: 'raw:x' is no form; one is steps:V, raw:V"),
         (["k50p90-8", "--wheel", "nowhere"], "--wheel: needs a folder that holds triton; got nowhere"),
     ],
 )
@@ -69,9 +70,9 @@ def test_what_there_is_not_is_told_before_anything_is_compiled(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["raw", "raw:x", "raw:0", "cooked:128", "plain+raw:128", "bf16:128"])
+@pytest.mark.parametrize("name", ["raw", "raw:x", "raw:0", "cooked:128", "plain+raw:128", "bf16:128", "steps:129"])
 def test_forms_that_there_are_not(name: str) -> None:
-    with pytest.raises(ValueError, match="is no form; one is raw:V"):
+    with pytest.raises(ValueError, match="is no form; one is steps:V, raw:V"):
         long_equality.form_of(name)
 
 

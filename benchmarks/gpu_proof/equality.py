@@ -77,6 +77,7 @@ def _compare(setting: Setting, proof: Proof, vocab_size: int, batches: int, n: i
 
 def _compare_steps(setting: Setting, proof: Proof, vocab_size: int, mode: str, seed: int) -> Tally:
     tally = Tally()
+    steps_equality.compile_plays(setting, vocab_size, mode, seed)
     tally.rows = steps_equality.play(setting, proof, vocab_size, mode, seed, tally.excused)
     return tally
 

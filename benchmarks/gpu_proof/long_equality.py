@@ -1,8 +1,10 @@
 """Few forms of batches for as long as wanted: `python -m benchmarks.gpu_proof.long_equality FORM... --seconds S`.
 
-A form is raw:V, plain:V or edits+raw:V, with +bf16 before the colon if wanted: so few that little is compiled, which
-may have been done before, by `compile_ahead`. Each has a process of its own; a line each on stdout says what became of
-its rows. Exit code 1 if a row is wrong, or more near-ties differ than the proof of equality excuses in as many rows.
+A form is raw:V, plain:V or edits+raw:V, with +bf16 before the colon if wanted, or steps:V, plays of a sampler's steps
+with raw logprobs. So few that little is compiled, which may have been done before, by `compile_ahead`; the time of
+plays begins when all that they launch is compiled. Each has a process of its own; a line each on stdout says what
+became of its rows. Exit code 1 if a row is wrong, or more near-ties differ than the proof of equality excuses in as
+many rows.
 """
 
 import argparse
@@ -15,37 +17,60 @@ from multiprocessing import get_context
 
 import torch
 
+from benchmarks.gpu_proof import steps_equality
 from benchmarks.gpu_proof.edits_of_rows import EDITS
 from benchmarks.gpu_proof.equality import MOST_EXCUSED, Tally, judge
-from benchmarks.gpu_proof.proof import Setting
+from benchmarks.gpu_proof.proof import Proof, Setting
 from benchmarks.gpu_proof.random_rows import Form, random_batch
 from drawlot.kernels.registry import get_backend
 
 _FORM = re.compile(r"(raw|plain|edits\+raw)(\+bf16)?:([1-9]\d*)")
+_STEPS = re.compile(r"steps:([1-9]\d*)")
 _ROWS_OF_EXCUSES = 220_000
 """As many as the proof of equality compares at least, of which it excuses `MOST_EXCUSED`"""
+SEED_OF_PLAYS = 4
+"""Of the first; later ones are multiples of 4, too, none of which has float64 noise"""
 _MOST_ROWS, _TOKENS = 4096, 30_000_000
 """Of a batch"""
 
 
 def form_of(name: str) -> tuple[Form, int]:
-    """A form and its vocabulary.
+    """A form, but for steps, and its vocabulary.
 
     Raises:
         ValueError: There is no such form.
     """
     match = _FORM.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name!r} is no form; one is raw:V, plain:V or edits+raw:V, with +bf16 if wanted")
+        raise ValueError(f"{name!r} is no form; one is steps:V, raw:V, plain:V or edits+raw:V, +bf16 before the colon")
     kind, is_bf16, vocab_size = match.groups()
     edits, mode = tuple(EDITS) if kind == "edits+raw" else (), None if kind == "plain" else "raw_logprobs"
     return Form(torch.bfloat16 if is_bf16 else torch.float32, "contiguous", edits, mode, wide=False), int(vocab_size)
 
 
-def compare(name: str, seconds: float, seed: int) -> tuple[int, int, int, int]:
-    """Random batches of a form against the oracle; how many rows, wrong ones, excused ones, and near-ties."""
+def vocab_size_of_steps(name: str) -> int | None:
+    """Of plays; None: it is no such form."""
+    match = _STEPS.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def refuse_unknown(names: list[str]) -> None:
+    """Raise where there is no such form.
+
+    Raises:
+        ValueError: As it says.
+    """
+    for name in names:
+        if not vocab_size_of_steps(name):
+            form_of(name)
+
+
+def compare(name: str, seconds: float, seed: int) -> tuple[int, int, int, int | None]:
+    """Random batches of a form against the oracle: how many rows, wrong and excused ones, and near-ties if counted."""
     device = torch.device("cuda")
     setting = Setting(get_backend("triton", device), device, small=False)
+    if vocab_size := vocab_size_of_steps(name):
+        return play_steps(setting, vocab_size, seconds, seed)
     form, vocab_size = form_of(name)
     generator, tally, end = setting.generator(seed), Tally(), time.monotonic() + seconds
     n = max(1, min(_MOST_ROWS, _TOKENS // vocab_size))
@@ -53,6 +78,18 @@ def compare(name: str, seconds: float, seed: int) -> tuple[int, int, int, int]:
         batch = random_batch(generator, n, vocab_size, form)
         judge(batch, form, setting.draw(batch), tally)
     return tally.rows, tally.wrong, len(tally.excused), tally.near_ties
+
+
+def play_steps(setting: Setting, vocab_size: int, seconds: float, seed: int) -> tuple[int, int, int, None]:
+    """Plays of a sampler's steps against the oracle, one at least; how many rows, wrong ones, and excused ones."""
+    proof, mode, excused, rows = Proof("steps"), "raw_logprobs", [], 0
+    seed = SEED_OF_PLAYS + 4 * seed
+    steps_equality.compile_plays(setting, vocab_size, mode, seed)
+    end = time.monotonic() + seconds
+    while not rows or time.monotonic() < end:
+        rows += steps_equality.play(setting, proof, vocab_size, mode, seed, excused)
+        seed += 4
+    return rows, sum(check["wrong"] for check in proof.checks), len(excused), None
 
 
 def most_excused(rows: int) -> int:
@@ -68,8 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     try:
-        for name in given.forms:
-            form_of(name)
+        refuse_unknown(given.forms)
     except ValueError as error:
         parser.error(f"forms: {error}")
     failed = False
@@ -78,7 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
         for name, each in zip(given.forms, running):
             rows, wrong, excused, near_ties = each.result()
             failed |= wrong > 0 or excused > most_excused(rows)
-            print(f"{name}: {rows:,} rows, {wrong} wrong, {excused} excused of {near_ties:,} near-ties", flush=True)
+            of_all = "" if near_ties is None else f" of {near_ties:,} near-ties"
+            print(f"{name}: {rows:,} rows, {wrong} wrong, {excused} excused{of_all}", flush=True)
     return int(failed)
 
 

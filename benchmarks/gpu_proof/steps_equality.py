@@ -43,20 +43,47 @@ def plays(setting: Setting) -> list[tuple[int, str, int]]:
     return [(vocab_size, mode, seed) for vocab_size in sizes for seed, mode in enumerate(MODES)]
 
 
-def play(setting: Setting, proof: Proof, vocab_size: int, mode: str, seed: int, excused: list[str]) -> int:
-    """Leads both through the same steps; the number of rows. Appends near-ties to `excused`."""
-    wide = seed == 3
-    judge = OracleSampler(setting, vocab_size, mode, wide)
-    product = Sampler(
+def compile_plays(setting: Setting, vocab_size: int, mode: str, seed: int) -> None:
+    """Have all that a play launches compiled by all processors at once: one after the other takes many minutes."""
+    if setting.backend.name != "triton":
+        return
+    from drawlot.kernels.triton.launch import compiling_ahead
+
+    product, script = _product(setting, vocab_size, mode, seed), Script(setting, vocab_size, seed)
+    with compiling_ahead():
+        for _ in range(_num_steps(setting)):
+            script.arrivals([product])
+            step = script.step()
+            product(*step)
+            # Nothing is drawn.
+            script.commit([product], step.rows, torch.zeros(len(step.logits), dtype=torch.int64))
+
+
+def _product(setting: Setting, vocab_size: int, mode: str, seed: int) -> Sampler:
+    return Sampler(
         STATE_ROWS,
         vocab_size,
         device=setting.device,
         logprobs_mode=mode,
-        use_fp64_gumbel=wide,
+        use_fp64_gumbel=_is_wide(seed),
         backend=setting.backend.name,
     )
+
+
+def _is_wide(seed: int) -> bool:
+    return seed == 3
+
+
+def _num_steps(setting: Setting) -> int:
+    return 4 if setting.small else 12
+
+
+def play(setting: Setting, proof: Proof, vocab_size: int, mode: str, seed: int, excused: list[str]) -> int:
+    """Leads both through the same steps; the number of rows. Appends near-ties to `excused`."""
+    judge = OracleSampler(setting, vocab_size, mode, _is_wide(seed))
+    product = _product(setting, vocab_size, mode, seed)
     both, script, wrong, rows = (product, judge.sampler), Script(setting, vocab_size, seed), [], 0
-    steps = 4 if setting.small else 12
+    steps = _num_steps(setting)
     for number in range(steps):
         script.arrivals(both)
         step = script.step()

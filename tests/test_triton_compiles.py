@@ -2,6 +2,7 @@
 
 import ast
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,16 @@ def test_the_last_programs_of_a_scan_alone_let_the_finish_be_set_up(dtype: str) 
     assert waits == ([1] if dtype == "float32" else [1, 0])
     assert [len(re.findall(r"@!?P\d PREEXIT", form)) for form in forms] == [1] * len(forms)
     assert [len(re.findall("PREEXIT", form)) for form in forms] == [1] * len(forms)
+
+
+def test_a_finish_lets_whole_rows_start_when_its_row_is_decided() -> None:
+    """Not when it begins: they would ask whether all rows are decided, beside these, until they are."""
+    forms = disassembled(SAMPLES, "finish_kernel").split(".text.finish_kernel:")[1:]
+    for form in forms:
+        order = re.findall(r"ACQBULK|PREEXIT|REDG?\.E|ATOMG?\.E", form)
+        assert order[0] == "ACQBULK"
+        before = [each for each, other in pairwise(order) if other == "PREEXIT"]
+        assert set(before) == {"REDG.E"}
 
 
 def test_reads_of_whole_rows_leave_the_cache_to_others() -> None:

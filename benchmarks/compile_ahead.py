@@ -74,14 +74,14 @@ def compile_case(name: str) -> None:
         ValueError: There is no such case.
     """
     cpu = torch.device("cpu")
-    if vocab_size := long_equality.vocab_size_of_steps(name):
-        setting = Setting(registry.get_backend("triton", cpu), cpu, small=False)
-        steps_equality.compile_plays(setting, vocab_size, "raw_logprobs", long_equality.SEED_OF_PLAYS)
-        return
     if ":" in name:
         form, vocab_size = long_equality.form_of(name)
-        batch = random_batch(torch.Generator().manual_seed(0), _ROWS, vocab_size, form)
         backend = registry.get_backend("triton", cpu)
+        if form is None:
+            setting = Setting(backend, cpu, small=False)
+            steps_equality.compile_plays(setting, vocab_size, long_equality.MODE_OF_PLAYS, long_equality.SEED_OF_PLAYS)
+            return
+        batch = random_batch(torch.Generator().manual_seed(0), _ROWS, vocab_size, form)
         with compiling_ahead():
             backend.sample_rows(batch.logits, batch.params, batch.edits, batch.wanted, wide=batch.wide)
         return
@@ -106,10 +106,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--wheel", type=Path, help="unpacked, of the Triton that will look for what is compiled here")
     given = parser.parse_args(arguments)
     try:
-        long_equality.refuse_unknown([name for name in given.cases if ":" in name])
         for name in given.cases:
-            if ":" not in name:
-                parts_of(name)
+            (long_equality.form_of if ":" in name else parts_of)(name)
     except ValueError as error:
         parser.error(f"cases: {error}")
     if given.wheel is not None and not (given.wheel / "triton").is_dir():

@@ -70,7 +70,9 @@ def test_what_there_is_not_is_told_before_anything_is_compiled(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["raw", "raw:x", "raw:0", "cooked:128", "plain+raw:128", "bf16:128", "steps:129"])
+@pytest.mark.parametrize(
+    "name", ["raw", "raw:x", "raw:0", "cooked:128", "plain+raw:128", "bf16:128", "steps", "steps+bf16:128"]
+)
 def test_forms_that_there_are_not(name: str) -> None:
     with pytest.raises(ValueError, match="is no form; one is steps:V, raw:V"):
         long_equality.form_of(name)

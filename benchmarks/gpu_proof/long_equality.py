@@ -24,18 +24,17 @@ from benchmarks.gpu_proof.proof import Proof, Setting
 from benchmarks.gpu_proof.random_rows import Form, random_batch
 from drawlot.kernels.registry import get_backend
 
-_FORM = re.compile(r"(raw|plain|edits\+raw)(\+bf16)?:([1-9]\d*)")
-_STEPS = re.compile(r"steps:([1-9]\d*)")
+_FORM = re.compile(r"(?:steps|(raw|plain|edits\+raw)(\+bf16)?):([1-9]\d*)")
 _ROWS_OF_EXCUSES = 220_000
 """As many as the proof of equality compares at least, of which it excuses `MOST_EXCUSED`"""
-SEED_OF_PLAYS = 4
-"""Of the first; later ones are multiples of 4, too, none of which has float64 noise"""
+MODE_OF_PLAYS, SEED_OF_PLAYS = "raw_logprobs", 4
+"""Of the first one; later seeds are multiples of 4, too, none of which has float64 noise"""
 _MOST_ROWS, _TOKENS = 4096, 30_000_000
 """Of a batch"""
 
 
-def form_of(name: str) -> tuple[Form, int]:
-    """A form, but for steps, and its vocabulary.
+def form_of(name: str) -> tuple[Form | None, int]:
+    """A form, None for plays of steps, and its vocabulary.
 
     Raises:
         ValueError: There is no such form.
@@ -44,34 +43,19 @@ def form_of(name: str) -> tuple[Form, int]:
     if match is None:
         raise ValueError(f"{name!r} is no form; one is steps:V, raw:V, plain:V or edits+raw:V, +bf16 before the colon")
     kind, is_bf16, vocab_size = match.groups()
+    if kind is None:
+        return None, int(vocab_size)
     edits, mode = tuple(EDITS) if kind == "edits+raw" else (), None if kind == "plain" else "raw_logprobs"
     return Form(torch.bfloat16 if is_bf16 else torch.float32, "contiguous", edits, mode, wide=False), int(vocab_size)
-
-
-def vocab_size_of_steps(name: str) -> int | None:
-    """Of plays; None: it is no such form."""
-    match = _STEPS.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def refuse_unknown(names: list[str]) -> None:
-    """Raise where there is no such form.
-
-    Raises:
-        ValueError: As it says.
-    """
-    for name in names:
-        if not vocab_size_of_steps(name):
-            form_of(name)
 
 
 def compare(name: str, seconds: float, seed: int) -> tuple[int, int, int, int | None]:
     """Random batches of a form against the oracle: how many rows, wrong and excused ones, and near-ties if counted."""
     device = torch.device("cuda")
     setting = Setting(get_backend("triton", device), device, small=False)
-    if vocab_size := vocab_size_of_steps(name):
-        return play_steps(setting, vocab_size, seconds, seed)
     form, vocab_size = form_of(name)
+    if form is None:
+        return play_steps(setting, vocab_size, seconds, seed)
     generator, tally, end = setting.generator(seed), Tally(), time.monotonic() + seconds
     n = max(1, min(_MOST_ROWS, _TOKENS // vocab_size))
     while time.monotonic() < end:
@@ -82,12 +66,12 @@ def compare(name: str, seconds: float, seed: int) -> tuple[int, int, int, int | 
 
 def play_steps(setting: Setting, vocab_size: int, seconds: float, seed: int) -> tuple[int, int, int, None]:
     """Plays of a sampler's steps against the oracle, one at least; how many rows, wrong ones, and excused ones."""
-    proof, mode, excused, rows = Proof("steps"), "raw_logprobs", [], 0
+    proof, excused, rows = Proof("steps"), [], 0
     seed = SEED_OF_PLAYS + 4 * seed
-    steps_equality.compile_plays(setting, vocab_size, mode, seed)
+    steps_equality.compile_plays(setting, vocab_size, MODE_OF_PLAYS, seed)
     end = time.monotonic() + seconds
     while not rows or time.monotonic() < end:
-        rows += steps_equality.play(setting, proof, vocab_size, mode, seed, excused)
+        rows += steps_equality.play(setting, proof, vocab_size, MODE_OF_PLAYS, seed, excused)
         seed += 4
     return rows, sum(check["wrong"] for check in proof.checks), len(excused), None
 
@@ -105,7 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     try:
-        refuse_unknown(given.forms)
+        for name in given.forms:
+            form_of(name)
     except ValueError as error:
         parser.error(f"forms: {error}")
     failed = False

@@ -41,7 +41,7 @@ def form_of(name: str) -> tuple[Form | None, int]:
     """
     match = _FORM.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name!r} is no form; one is steps:V, raw:V, plain:V or edits+raw:V, +bf16 before the colon")
+        raise ValueError(f"{name!r} is no form; one is steps:V, or raw, plain or edits+raw, +bf16 if wanted, and :V")
     kind, is_bf16, vocab_size = match.groups()
     if kind is None:
         return None, int(vocab_size)

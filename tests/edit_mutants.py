@@ -5,8 +5,14 @@ from tests.kernel_mutant import KernelMutant
 
 _BEGINS, _LAYS = edit_kernels.begin_to_lay, edit_kernels.lay_next
 ALL = [
-    KernelMutant("the first token of a part again", scan._edited, "if has_more:", "if has_more & (row < 0):"),
-    KernelMutant("one token of a part alone", scan._edited, "left &= left - 1", "left *= 0"),
+    KernelMutant(
+        "the first token of a strand again",
+        scan._edited,
+        "if turns > 0:",
+        "if turns < 0:",
+    ),
+    KernelMutant("one token of a strand alone", scan._edited, "left &= left - 1", "left *= 0"),
+    KernelMutant("not all turns", edit_kernels.most_left, "num_bits(left)", "num_bits(left) & 1"),
     KernelMutant(
         "drafts touch nothing", edit_kernels.begin_to_lay, "tl.where(word == draft >> 5,", "tl.where(word == -1,"
     ),
@@ -22,20 +28,21 @@ ALL = [
         "0:\n                tl.store",
         "0 and slot >= 0:\n                tl.store",
     ),
-    KernelMutant("parts of the first slice", scan._edited, "tl.arange(0, 4) * (32 // PART)", "tl.arange(0, 4) * 0"),
+    KernelMutant("strands of the first slice", scan._edited, "slice * GROUP + neighbour", "slice * 0 + neighbour"),
+    KernelMutant("a thread's strands alike", edit_kernels.begin_to_lay, "thread * SIDE + 1", "thread * SIDE"),
     KernelMutant("masks forgotten", _LAYS, "forbidden & (is_bad(x) == 0)", "is_bad(x)"),
 ]
 OF_LISTS = [
     KernelMutant(
         "raw ranks by edited maxima",
         finish.finish_kernel,
-        "raw_maxima = tl.load(tiles.raw_maxima +",
-        "raw_maxima = tl.load(tiles.maxima +",
+        "raw_max, raw_log_mass, raw_maxima = raw_law(",
+        "raw_max, raw_log_mass, _raw = raw_law(",
     ),
     KernelMutant(
         "edited values among raw ones", ranks.count_or_leave_rank, "own, own >= 0, True)", "own, own >= 0, False)"
     ),
-    KernelMutant("counted with itself", ranks._count_before, "comes_before(values, ids, x, token)", "(values >= x)"),
+    KernelMutant("counted with itself", ranks._count_before, "tl.where(ids < token,", "tl.where(ids <= token,"),
     KernelMutant("too few tiles", ranks.may_have_before, "maxima >= x", "maxima >= x + 1.0"),
     KernelMutant("given ids forgotten", column_values.num_top_of, "tl.where(first >= 0, ROOM + 1, num_top)", "num_top"),
     KernelMutant("top tokens as they lie", column_values.put_columns, "ids + 1 + rank, tl", "ids + 1 + rank * 0, tl"),

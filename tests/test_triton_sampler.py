@@ -12,9 +12,13 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
+import triton
+import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
 from drawlot import InputError, LogitsRows, RowStatus, Sampler, SamplerOutput, SamplingParams
+from drawlot.kernels.triton.launch import _unpacked
+from drawlot.kernels.triton.scan import _edited_earlier
 from tests import edit_mutants
 from tests.kernel_mutant import KernelMutant
 from tests.without_gpu import counted
@@ -163,11 +167,68 @@ def edit_tokens_anywhere() -> None:
         ids = range(row, V, step)
         bias = dict(zip(ids, rng.normal(0, 30, len(ids)).tolist()))
         pair.add(row, SamplingParams(temperature=0.0, logit_bias=bias, logprobs=9), [1])
-    pair.draw(torch.from_numpy(rng.normal(0, 1, (4, V)).astype(np.float32)), rows_of(range(4), [1] * 4))
+    logits = torch.from_numpy(rng.normal(0, 1, (4, V)).astype(np.float32))
+    # A thread has twice as many tokens of half the width.
+    for dtype in (torch.float32, torch.bfloat16):
+        pair.draw(logits.to(dtype), rows_of(range(4), [1] * 4))
 
 
 def test_edits_of_tokens_anywhere() -> None:
     edit_tokens_anywhere()
+
+
+def draw_many_rows() -> None:
+    """So many that of the last ones edited rows are read first: among them such rows, others, and none."""
+    rng = np.random.default_rng(6)
+    pair = Pair(24)
+    for row in range(24):
+        bias = {int(rng.integers(V)): 9.0} if row % 3 == 1 else None
+        pair.add(row, SamplingParams(seed=row, logit_bias=bias, logprobs=0), [1])
+    requests = rng.permutation([*range(24), -1, -1])
+    for n in (26, 17, 16):
+        pair.draw(few_tokens(rng, n), rows_of(requests[-n:].tolist(), [1] * n))
+
+
+def test_edited_rows_come_first_among_the_last() -> None:
+    draw_many_rows()
+
+
+@triton.jit
+def order_kernel(tables, states, rows):
+    """Program: one row of a scan; stores which one it reads."""
+    row = tl.program_id(0).to(tl.int64)
+    tl.store(rows + row, _edited_earlier(tables, states, row, tl.num_programs(0)))
+
+
+@INTERPRETED
+@pytest.mark.parametrize("n", [16, 17, 26])
+def test_order_of_the_last_rows(n: int) -> None:
+    sampler = Sampler(24, V, backend="triton")
+    for row in range(24):
+        sampler.add_request(row, SamplingParams(logit_bias={1: 1.0} if row % 3 == 1 else None), [1])
+    requests = torch.tensor(np.random.default_rng(6).permutation([*range(24), -1, -1])[-n:])
+    rows = rows_of(requests.tolist(), [1] * n)
+    sampler.apply_staged_writes()
+    tables = _unpacked(sampler._steps._edits.edits_of(n, rows)).tables
+    states = _unpacked(sampler._steps._packed_states(rows, n))
+    got = torch.empty(n, dtype=torch.int64)
+    order_kernel[(n,)](tables, states, got)
+    kept = max(n - 16, 0) if n > 16 else n
+    last = sorted(range(kept, n), key=lambda row: (int(requests[row]) % 3 != 1, row))
+    assert got.tolist() == [*range(kept), *last]
+
+
+EDITED_EARLIER = [
+    KernelMutant("none after edited rows", _edited_earlier, "tl.sum(edits) + place - before", "place"),
+    KernelMutant("edited rows where they are", _edited_earlier, "edits != 0, before,", "edits != 0, place,"),
+]
+
+
+@INTERPRETED
+@pytest.mark.parametrize("mutant", EDITED_EARLIER, ids=lambda mutant: mutant.name)
+def test_wrong_orders_of_the_last_rows_are_seen(mutant: KernelMutant) -> None:
+    with mutant.planted(), pytest.raises((AssertionError, InterpreterError)):
+        draw_many_rows()
 
 
 def draw_from_lists(mode: str) -> None:
@@ -221,11 +282,12 @@ def test_wrong_raw_ranks_counted_by_all_are_seen() -> None:
 
 
 def tokens_after(draft: int) -> list[int]:
-    """What the two rows of a request draw, the later one after a draft; its memory ends where the rows' does."""
-    sampler = Sampler(1, V, device=DEVICE, backend="triton")
-    sampler.add_request(0, SamplingParams(seed=1, repetition_penalty=3.0), [1, 2, 3])
+    """What the two rows of a request draw, the later one after a draft; its tables end where their memory does."""
+    sampler = Sampler(4, V, device=DEVICE, backend="triton")
+    for row in range(4):
+        sampler.add_request(row, SamplingParams(seed=1, repetition_penalty=3.0), [1, 2, 3])
     logits = few_tokens(np.random.default_rng(2), 2).to(DEVICE)
-    return sampler(logits, rows_of([0], [3], [[draft]])).token_ids.tolist()
+    return sampler(logits, rows_of([3], [3], [[draft]])).token_ids.tolist()
 
 
 def test_a_draft_outside_of_the_vocabulary_edits_nothing() -> None:

@@ -224,5 +224,21 @@ def _list_from(
     select_groups(lists, row, orders, best_groups, cut_order, cut_id)
     tl.debug_barrier()
     num_alone, num_crowded = load_numbers(lists, row)
-    group, x = load_groups(rows, None, row, lists, 0, num_alone, num_crowded, RAW, ROOM, BLOCK)
-    return list_tokens(rows, None, row, lists, num_alone, num_crowded, group, x, cut_order, cut_id, RAW, ROOM, BLOCK)
+    group, raw, touched, new = load_groups(rows, row, lists, 0, num_alone, num_crowded, RAW, ROOM, BLOCK)
+    return list_tokens(
+        rows,
+        None,
+        row,
+        lists,
+        num_alone,
+        num_crowded,
+        group,
+        raw,
+        touched,
+        new,
+        cut_order,
+        cut_id,
+        RAW,
+        ROOM,
+        BLOCK,
+    )

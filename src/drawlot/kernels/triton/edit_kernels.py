@@ -14,20 +14,18 @@ from drawlot.kernels.triton.edit_flags import (
     STOPS,
 )
 from drawlot.kernels.triton.pdl import follow
-from drawlot.kernels.triton.values import MINUS_INF, is_bad, load_raw
+from drawlot.kernels.triton.values import GROUP, MINUS_INF, SLICES, TILE, is_bad, load_raw
 
 _BLOCK = tl.constexpr(128)
-PART = tl.constexpr(16)
-"""Neighbours that one thread lays over a row, one after the other"""
-LAID_PARTS = 256
-"""Parts that a program lays over a row"""
-PARTS_OF_WORD = tl.constexpr(2)
-"""Whose bits a word of 32 has"""
+STRANDS = tl.constexpr(8)
+"""Of a tile: a strand has a group of each slice. A thread of the scan has one, or two, and lays one token at a time"""
+LAID_TILES = 32
+"""Tiles that a program lays over a row"""
 
 
 @triton.jit
-def lay_over_kernel(rows, edits, NUM_PROGRAMS: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr):
-    """Program: PARTS of one row, see `begin_to_lay`."""
+def lay_over_kernel(rows, edits, NUM_PROGRAMS: tl.constexpr, TILES: tl.constexpr, OVERLAP: tl.constexpr):
+    """Program: TILES of one row, see `begin_to_lay`."""
     row = (tl.program_id(0) // NUM_PROGRAMS).to(tl.int64)
     program = tl.program_id(0) % NUM_PROGRAMS
     follow(OVERLAP)
@@ -35,10 +33,10 @@ def lay_over_kernel(rows, edits, NUM_PROGRAMS: tl.constexpr, PARTS: tl.constexpr
     if slot < 0:
         kind = 0
     else:
-        part = program * PARTS + tl.arange(0, PARTS)
-        kind, left, asked = begin_to_lay(rows, edits, row, part, load_asked(edits, row, slot, part))
+        tile = program * TILES + tl.arange(0, TILES)
+        kind, left, asked = begin_to_lay(rows, edits, row, tile, load_asked(edits, row, slot, tile, 1), 1)
         while tl.max(left) != 0:
-            token, x, entry = load_next(rows, edits, row, slot, part, left)
+            token, _, x, entry = load_next(rows, edits, row, slot, tile, left)
             lay_next(rows, edits, row, slot, asked, token, x, entry)
             left &= left - 1
     if program == 0:
@@ -52,11 +50,14 @@ def slot_of(edits, state):
 
 
 @triton.jit
-def load_asked(edits, row, slot, part):
-    """What is asked of a row that edits a slot, and the words with the bits of parts [M] of it: all at once."""
+def load_asked(edits, row, slot, tile, SIDE: tl.constexpr):
+    """What is asked of a row that edits a slot, and the words with the bits of tiles [M] of it: all at once.
+
+    The words are int32 [M, 8 / SIDE, 4], so that each thread has them at hand. SIDE: strands of a thread, side by side.
+    """
     tables = edits.tables
-    num_drafts, word = tl.load(edits.local_positions + row), part // PARTS_OF_WORD
-    touched = tl.load(tables.touched + slot * tables.num_words + word, mask=word < tables.num_words, other=0)
+    num_drafts, word = tl.load(edits.local_positions + row), _words_of(tile, SIDE)
+    touched = tl.load(_of_tiles(tables.touched + slot * tables.num_words, word), mask=_exist(tables, tile), other=0)
     limits, penalties = tables.limits + slot * 4, tables.penalties + slot * 4
     too_short = tl.load(edits.positions + row) < tl.load(limits)
     only_allowed, num_bad_words, has_bias = tl.load(limits + 1) != 0, tl.load(limits + 2), tl.load(limits + 3) != 0
@@ -66,12 +67,32 @@ def load_asked(edits, row, slot, part):
 
 
 @triton.jit
-def begin_to_lay(rows, edits, row, part, loaded):
-    """Writes to `rows.edits` which tokens of parts [M] of it are touched; loaded: of `load_asked`.
+def _words_of(tile, SIDE: tl.constexpr):
+    """[M, 8 / SIDE, 4]: where the bits of tiles [M] lie, a word for each slice, the same for all threads of a tile."""
+    thread, slice = tl.arange(0, STRANDS // SIDE)[None, :, None], tl.arange(0, SLICES)[None, None, :]
+    # As if those of strands were side by side, so that threads are.
+    return tl.max_contiguous((tile * SLICES)[:, None, None] + thread * 0 + slice, [1, 2, SLICES])
 
-    Returns the kind of the row there, the bits of each part's touched tokens (int32 [M]), and what is asked of them.
+
+@triton.jit
+def _of_tiles(base, word):
+    """Pointers to words of tiles: 16 bytes at a time."""
+    return tl.multiple_of(base + word, [1, 1, 16])
+
+
+@triton.jit
+def _exist(tables, tile):
+    return (tile * SLICES < tables.num_words)[:, None, None]
+
+
+@triton.jit
+def begin_to_lay(rows, edits, row, tile, loaded, SIDE: tl.constexpr):
+    """Writes to `rows.edits` which tokens of tiles [M] of it are touched; loaded: of `load_asked`.
+
+    Returns the kind of the row there, the bits of each strand's touched tokens, slice by slice, and what is asked of
+    them. SIDE: as for `load_asked`; the bits are int32 [M, 8 / SIDE, SIDE].
     """
-    overlay, tables, word = rows.edits, edits.tables, part // PARTS_OF_WORD
+    overlay, tables, word = rows.edits, edits.tables, _words_of(tile, SIDE)
     touched, asked = loaded
     num_drafts, only_allowed = asked[0], asked[2]
     # Drafts before the row count as output.
@@ -80,26 +101,62 @@ def begin_to_lay(rows, edits, row, part, loaded):
         draft = tl.load(edits.input_ids + row - back).to(tl.int32)
         touched |= tl.where(word == draft >> 5, 1 << (draft & 31), 0)
         back += 1
-    is_first = part % PARTS_OF_WORD == 0
-    tl.store(overlay.touched + row * overlay.words + word, touched, mask=is_first & (word < tables.num_words))
-    return tl.where(only_allowed, 2, 1), (touched >> (part % PARTS_OF_WORD * PART)) & 0xFFFF, asked
+    thread, slice = tl.arange(0, STRANDS // SIDE)[None, :, None], tl.arange(0, SLICES)[None, None, :]
+    tl.store(_of_tiles(overlay.touched + row * overlay.words, word), touched, mask=_exist(tables, tile) & (thread == 0))
+    # One strand after the other: threads would exchange what has four dimensions.
+    left = _bits_of(touched, thread * SIDE, slice)
+    if SIDE == 2:
+        left = tl.join(left, _bits_of(touched, thread * SIDE + 1, slice))
+    else:
+        left = left[:, :, None]
+    return tl.where(only_allowed, 2, 1), left, asked
 
 
 @triton.jit
-def load_next(rows, edits, row, slot, part, left):
-    """The lowest token that is left of each part, -1 where there is none, its raw value and its entry.
+def _bits_of(touched, strand, slice):
+    """[M, .]: bits of the strands, slice by slice, of words [M, ., 4]."""
+    return tl.sum(((touched >> (strand * GROUP)) & 15) << (slice * GROUP), 2)
 
-    part, left: of `begin_to_lay`.
+
+@triton.jit
+def _strands(SIDE: tl.constexpr):
+    """[1, 8 / SIDE, SIDE]: numbers of the strands of a tile."""
+    return tl.arange(0, STRANDS // SIDE)[None, :, None] * SIDE + tl.arange(0, SIDE)[None, None, :]
+
+
+@triton.jit
+def most_left(left):
+    """How many tokens are left of a strand at most; left: of `begin_to_lay`."""
+    return tl.max(num_bits(left))
+
+
+@triton.jit
+def num_bits(x):
+    """How many of the lower 16 bits of int32 are set, of which no others are."""
+    pairs = x - ((x >> 1) & 0x5555)
+    fours = (pairs & 0x3333) + ((pairs >> 2) & 0x3333)
+    eights = (fours + (fours >> 4)) & 0x0F0F
+    return (eights + (eights >> 8)) & 31
+
+
+@triton.jit
+def load_next(rows, edits, row, slot, tile, left):
+    """The lowest token that is left of each strand, -1 where there is none, its bit, raw value and entry.
+
+    tile, left: of `begin_to_lay`. The bit is negative where nothing is left.
     """
+    SIDE: tl.constexpr = left.shape[2]
     tables = edits.tables
     # A power of two is exact in float32, which knows its exponent.
     bit = ((left & -left).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-    ids = part * PART + bit
+    ids = (tile * TILE)[:, None, None] + (bit >> 2) * (TILE // SLICES) + _strands(SIDE) * GROUP + (bit & 3)
+    # As if those of dimension 1 were side by side, so that threads load what they lay. In a function it would be lost.
+    ids = tl.max_contiguous(ids, [2, 4, 1])
     # A draft may be no token.
     mask = (left != 0) & (ids < rows.vocab_size)
     x = load_raw(rows, row, ids, mask)
     entry = tl.load(tables.entries + slot * tables.vocab_size + ids, mask=mask, other=0)
-    return tl.where(mask, ids, -1), x, entry
+    return tl.where(mask, ids, -1), bit, x, entry
 
 
 @triton.jit
@@ -117,18 +174,20 @@ def lay_next(rows, edits, row, slot, asked, ids, x, entry):
     forbidden = forbidden | (((entry & ALLOWED) == 0) & only_allowed)
     if num_bad_words != 0:
         ends = (entry & ENDS_BAD_WORD) != 0
-        banned = tl.load(tables.banned + row * tables.num_words + (ids >> 5), mask=mask & ends, other=0)
+        at = tl.max_contiguous(tables.banned + row * tables.num_words + (ids >> 5), [2, 4, 1])
+        banned = tl.load(at, mask=mask & ends, other=0)
         forbidden = forbidden | (((banned >> (ids & 31)) & 1) != 0)
     # What is forbidden is bad all the same.
     x = tl.where(forbidden & (is_bad(x) == 0), MINUS_INF, x)
     if has_bias:
         biased = mask & ((entry & BIASED) != 0)
-        x += tl.load(tables.bias + slot * tables.vocab_size + ids, mask=biased, other=0.0)
+        at = tl.max_contiguous(tables.bias + slot * tables.vocab_size + ids, [2, 4, 1])
+        x += tl.load(at, mask=biased, other=0.0)
     count = entry >> COUNT_SHIFT
     penalised = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
     penalised = penalised - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
     x = tl.where((entry & SEEN) != 0, penalised, x)
-    tl.store(overlay.new_values + row * overlay.width + ids, x, mask=mask)
+    tl.store(tl.max_contiguous(overlay.new_values + row * overlay.width + ids, [2, 4, 1]), x, mask=mask)
     return x
 
 

@@ -8,10 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from drawlot.kernels.inputs import TILE
 from drawlot.kernels.requests import RequestEdits
 from drawlot.kernels.triton.arguments import EditTables, Emitted, Overlay, RowEdits
 from drawlot.kernels.triton.edit_flags import ALLOWED, BIASED, ENDS_BAD_WORD, MASKED, ONE, SEEN, STOPS
-from drawlot.kernels.triton.edit_kernels import LAID_PARTS, PART, bad_words_kernel, commit_kernel, lay_over_kernel
+from drawlot.kernels.triton.edit_kernels import LAID_TILES, bad_words_kernel, commit_kernel, lay_over_kernel
+from drawlot.kernels.triton.edits import num_words_of, width_of
 from drawlot.kernels.triton.launch import Launch, Packed, Template, pack
 from drawlot.kernels.triton.tensors import int64_a_row, one_a_row, upload
 from drawlot.kernels.triton.workspace import overlaps
@@ -36,13 +38,13 @@ class EditSlots:
         self._free: list[int] = []
         self._looking_back: set[int] = set()
         self._with_bad_words: set[int] = set()
-        num_words = -(-vocab_size // 32)
-        programs = -(-vocab_size // (PART.value * LAID_PARTS))
+        num_words = num_words_of(vocab_size)
+        programs = -(-vocab_size // (TILE * LAID_TILES))
         self._find_bad_words = Launch(bad_words_kernel, lambda n: n)
         overlap = overlaps(self._device)
         # Values have the bits of the CPU's only without fused multiply-add.
         how: dict[str, Any] = {"OVERLAP": overlap, "launch_pdl": overlap, "enable_fp_fusion": False}
-        self._lay_over = Launch(lay_over_kernel, lambda n: n * programs, NUM_PROGRAMS=programs, PARTS=LAID_PARTS, **how)
+        self._lay_over = Launch(lay_over_kernel, lambda n: n * programs, NUM_PROGRAMS=programs, TILES=LAID_TILES, **how)
         self._commit = Launch(commit_kernel, lambda n: n)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -142,7 +144,7 @@ class EditSlots:
 
     def _fill(self, tables: EditTables, slot: int, edits: RequestEdits) -> None:
         entries = self._entries(edits)
-        touched = np.packbits(np.pad(entries != 0, (0, -len(entries) % 32)), bitorder="little").view(np.int32)
+        touched = np.packbits(np.pad(entries != 0, (0, -len(entries) % TILE)), bitorder="little").view(np.int32)
         ids = np.flatnonzero(entries)
         tables.touched[slot] = self._on_device(touched)
         tables.entries[slot].zero_().scatter_(0, self._on_device(ids), self._on_device(entries[ids]))
@@ -224,13 +226,13 @@ class EditSlots:
 
 
 def _overlay(num_rows: int, vocab_size: int, device: torch.device) -> Overlay:
-    num_words = -(-vocab_size // 32)
+    num_words, width = num_words_of(vocab_size), width_of(vocab_size)
     return Overlay(
         torch.empty(num_rows, dtype=torch.int32, device=device),
         torch.empty((num_rows, num_words), dtype=torch.int32, device=device),
-        torch.empty((num_rows, vocab_size), dtype=torch.float32, device=device),
+        torch.empty((num_rows, width), dtype=torch.float32, device=device),
         num_words,
-        vocab_size,
+        width,
     )
 
 

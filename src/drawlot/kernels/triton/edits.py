@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from drawlot.kernels.inputs import Edits
+from drawlot.kernels.inputs import TILE, Edits
 from drawlot.kernels.triton.arguments import Overlay
 
 
@@ -13,13 +13,13 @@ def overlay_of(logits: Tensor, edits: Edits) -> Overlay | None:
     if not entries:
         return None
     n, vocab_size = logits.shape
-    num_words = -(-vocab_size // 32)
+    num_words, width = num_words_of(vocab_size), width_of(vocab_size)
     rows, ids = torch.cat([edit[0] for edit in entries]), torch.cat([edit[1] for edit in entries])
     kind = torch.zeros(n, dtype=torch.int32, device=logits.device)
     kind[rows] = 1
     if edits.allowed is not None:
         kind[edits.allowed[0]] = 2
-    values = torch.empty((n, vocab_size), dtype=torch.float32, device=logits.device)
+    values = torch.empty((n, width), dtype=torch.float32, device=logits.device)
     # Where others may not be drawn, a touched token may only if it is allowed too.
     values[rows, ids] = torch.where(kind[rows] == 2, -torch.inf, _grammar_masked(logits, edits, rows, ids))
     if edits.allowed is not None:
@@ -32,7 +32,17 @@ def overlay_of(logits: Tensor, edits: Edits) -> Overlay | None:
         x = values[edits.penalties[:2]]
         x = torch.where(x > 0, x / edits.penalties.repetition, x * edits.penalties.repetition)
         values[edits.penalties[:2]] = x - edits.penalties.subtract - edits.penalties.subtract_once
-    return Overlay(kind, _touched(n, num_words, rows, ids), values, num_words, vocab_size)
+    return Overlay(kind, _touched(n, num_words, rows, ids), values, num_words, width)
+
+
+def width_of(vocab_size: int) -> int:
+    """Of new values: of whole tiles, so that those of a group are read at once."""
+    return -(-vocab_size // TILE) * TILE
+
+
+def num_words_of(vocab_size: int) -> int:
+    """Of the bits of touched tokens: of whole tiles, so that those of a tile are read at once."""
+    return width_of(vocab_size) // 32
 
 
 def _grammar_masked(logits: Tensor, edits: Edits, rows: Tensor, ids: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from drawlot.kernels.triton.proposal import put_request
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.ranks import ask_for_rank, count_or_leave_rank
 from drawlot.kernels.triton.raw_mass import log_row_mass, raw_law
-from drawlot.kernels.triton.scan import GROUP, GROUPS, group_of, raw_apart
+from drawlot.kernels.triton.scan import GROUPS, group_of, raw_apart
 from drawlot.kernels.triton.states import filters_of, noise_key, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import (
     ALL_COLUMNS,
@@ -39,6 +39,7 @@ from drawlot.kernels.triton.summary import (
 from drawlot.kernels.triton.sure_winner import wins_surely
 from drawlot.kernels.triton.top_of_list import draws_without, put_own, put_top, put_top_aside, wants_a_list
 from drawlot.kernels.triton.values import (
+    GROUP,
     LAST_ID,
     MINUS_INF,
     MINUS_INF_ORDER,
@@ -161,16 +162,17 @@ def finish_kernel(
         lists_top = wants_top & draws_without(temperature, filtered, num_tiles, ROOM)
         need = tl.where(lists_top, num_top, tl.where(wants_top, tl.maximum(need, num_top), need))
     lists_it = draws_from_list if ASIDE else draws_from_list | lists_top
-    begun = found[0], num_tiles, num_tiles, tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK, GROUP], tl.float32)
+    no_group, no_value = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK, GROUP], tl.float32)
+    begun = found[0], num_tiles, num_tiles, no_group, no_value, no_group, no_value
     if lists_it:
         begun = begin_list(
             rows, None, row, lists, maxima, best_groups, found, need, temperature, (top_k, top_p, min_p), T, ROOM, BLOCK
         )
     # While tokens are being loaded.
-    raw_max, raw_log_mass = row_max, row_max
+    raw_max, raw_log_mass, raw_maxima = row_max, row_max, maxima
     if tiles.raw_sums is not None:
         is_apart = raw_apart(rows, scale, row)
-        raw_max, raw_log_mass = raw_law(tiles, at, exists, maxima, sums, row_max, is_apart)
+        raw_max, raw_log_mass, raw_maxima = raw_law(tiles, at, exists, maxima, sums, row_max, is_apart)
         tl.store(summary.floats + 2 * summary.num_rows + row, raw_max)
         tl.store(summary.floats + 3 * summary.num_rows + row, raw_log_mass)
     # Of these rows it is known before anything is drawn that nobody reads them again.
@@ -295,9 +297,6 @@ def finish_kernel(
     if RAW:
         if asks_rank:
             tl.debug_barrier()
-            # Not behind a branch, which other loads would wait for.
-            raw_maxima = tl.load(tiles.raw_maxima + at, mask=tile < tl.where(edited, tiles.num, 0), other=MINUS_INF)
-            raw_maxima = tl.where(edited, raw_maxima, maxima)
             count_or_leave_rank(
                 rows,
                 tiles,

@@ -86,7 +86,7 @@ def begin_list(
 ):
     """Draws a line that all tokens reach which the row may keep, and begins to load what may reach it.
 
-    refused: as for `load_groups`; maxima, best_groups: [T], of the row's tiles; found: what `survey` says of them;
+    refused: as for `load_allowed`; maxima, best_groups: [T], of the row's tiles; found: what `survey` says of them;
     need: how many tokens reach the line at least; filters: of `filters_of`. Returns the line, an order (-LAST_ID: the
     row has no token below), what `load_numbers` returns, and what `load_groups` returns of the first.
     """
@@ -106,8 +106,8 @@ def begin_list(
     select_groups(lists, row, orders, best_groups, line, LAST_ID)
     tl.debug_barrier()
     num_alone, num_crowded = load_numbers(lists, row)
-    group, x = load_groups(rows, refused, row, lists, 0, num_alone, num_crowded, False, ROOM, BLOCK)
-    return line, num_alone, num_crowded, group, x
+    group, raw, touched, new = load_groups(rows, row, lists, 0, num_alone, num_crowded, False, ROOM, BLOCK)
+    return line, num_alone, num_crowded, group, raw, touched, new
 
 
 @triton.jit
@@ -211,10 +211,26 @@ def has_top(num_top, listed, line, columns, RAW: tl.constexpr, ROOM: tl.constexp
 def list_row(rows, refused, lists, row, begun, ROOM: tl.constexpr, BLOCK: tl.constexpr):
     """How many tokens reach the line, and the keys of the list, of which there is more if they are too many.
 
-    refused: as for `load_groups`; begun: what `begin_list` returns.
+    refused: as for `load_allowed`; begun: what `begin_list` returns.
     """
-    line, num_alone, num_crowded, group, x = begun
-    return list_tokens(rows, refused, row, lists, num_alone, num_crowded, group, x, line, LAST_ID, False, ROOM, BLOCK)
+    line, num_alone, num_crowded, group, raw, touched, new = begun
+    return list_tokens(
+        rows,
+        refused,
+        row,
+        lists,
+        num_alone,
+        num_crowded,
+        group,
+        raw,
+        touched,
+        new,
+        line,
+        LAST_ID,
+        False,
+        ROOM,
+        BLOCK,
+    )
 
 
 @triton.jit

@@ -4,16 +4,19 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.reduce import span_and_moments, sum_two
-from drawlot.kernels.triton.refused import load_allowed
-from drawlot.kernels.triton.scan import GROUP, GROUPS, group_of, others_of
+from drawlot.kernels.triton.refused import allowed
+from drawlot.kernels.triton.scan import GROUPS, group_of, others_of
 from drawlot.kernels.triton.values import (
+    GROUP,
     LAST_ID,
     MINUS_INF,
     MINUS_INF_ORDER,
     TILE,
+    load_edits_of_groups,
     load_raw,
     order_of,
     value_of,
+    with_edits_of_groups,
 )
 
 _SLACK = tl.constexpr(12)
@@ -163,7 +166,6 @@ def load_numbers(lists, row):
 @triton.jit
 def load_groups(
     rows,
-    refused,
     row,
     lists,
     start,
@@ -173,10 +175,9 @@ def load_groups(
     ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Selected groups from a place on, int32 [BLOCK], and their values [BLOCK, 4], -inf where there is no group.
+    """Selected groups from a place on, int32 [BLOCK], and what `values_of_groups` makes their values of.
 
-    The first ROOM places are those of groups, then come the crowded tiles, all of each. refused: a token that has no
-    value then; None: there is none.
+    The first ROOM places are those of groups, then come the crowded tiles, all of each.
     """
     slot = start + tl.arange(0, BLOCK)
     is_alone, crowded = slot < ROOM, (slot - ROOM) // GROUPS
@@ -186,12 +187,25 @@ def load_groups(
     has_room = tl.where(is_alone, slot, crowded) < lists.width
     group = tl.load(lists.tile_ids + row * lists.width + at, mask=has_room, other=0)
     group = tl.where(exists, tl.where(is_alone, group, group * GROUPS + slot % GROUPS), 0)
-    ids, mask = _ids_of_groups(group), exists[:, None]
-    if RAW:
-        x = load_raw(rows, row, ids, mask)
-    else:
-        x = load_allowed(rows, refused, row, ids, mask)
-    return group, x
+    raw = load_raw(rows, row, _ids_of_groups(group), exists[:, None])
+    touched, new = group, raw
+    if rows.edits is not None and not RAW:
+        touched, new = load_edits_of_groups(rows.edits, row, group, _ids_of_groups(group), exists)
+    return group, raw, touched, new
+
+
+@triton.jit
+def values_of_groups(rows, refused, row, group, raw, touched, new, RAW: tl.constexpr):
+    """Values of groups [BLOCK, 4], -inf where there is no group; the others: what `load_groups` returns.
+
+    Put together where they are needed, since who edits a row would wait for its edits elsewhere. refused: as for
+    `load_allowed`.
+    """
+    x = raw
+    if not RAW:
+        ids = _ids_of_groups(group)
+        x = allowed(rows, refused, row, with_edits_of_groups(rows, row, group, ids, x, touched, new), ids)
+    return x
 
 
 @triton.jit
@@ -208,7 +222,9 @@ def list_tokens(
     num_alone,
     num_crowded,
     group,
-    x,
+    raw,
+    touched,
+    new,
     cut_order,
     cut_id,
     RAW: tl.constexpr,
@@ -217,7 +233,8 @@ def list_tokens(
 ):
     """Lists the tokens of the selected groups that are not after (cut_order, cut_id).
 
-    num_alone, num_crowded: of `load_numbers`; group, x: what `load_groups` returns of the first ones.
+    refused: as for `values_of_groups`; num_alone, num_crowded: of `load_numbers`; group, raw, touched, new: what
+    `load_groups` returns of the first ones.
 
     Returns how many tokens there are, counting on to the block where the room ends, and the keys of all slots: if
     there are more than these, anything.
@@ -231,11 +248,11 @@ def list_tokens(
     keys = tl.full([ROOM], NO_KEY, tl.int64)
     start = 0
     while (start < num_slots) & (listed <= ROOM):
-        ids, own = _ids_of_groups(group), x
+        ids, own = _ids_of_groups(group), values_of_groups(rows, refused, row, group, raw, touched, new, RAW)
         start += BLOCK
         if start < num_slots:
             # While these are listed.
-            group, x = load_groups(rows, refused, row, lists, start, num_alone, num_crowded, RAW, ROOM, BLOCK)
+            group, raw, touched, new = load_groups(rows, row, lists, start, num_alone, num_crowded, RAW, ROOM, BLOCK)
         kept = own >= cut_value
         if cut_id != LAST_ID:
             kept = kept & ((own != cut_value) | (ids <= cut_id))

@@ -4,8 +4,7 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.reduce import FIXED_POINT
-from drawlot.kernels.triton.scan import GROUP
-from drawlot.kernels.triton.values import order_of, value_of
+from drawlot.kernels.triton.values import GROUP, order_of, value_of
 
 NUM_RANGES = tl.constexpr(256)
 NUM_SUMS = tl.constexpr(8)

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from drawlot.kernels.triton.bracket import LARGEST
 from drawlot.kernels.triton.column_values import (
     has_probability,
     law_of_row,
@@ -118,7 +119,11 @@ def _count_before(rows, row, tile, exists, x, token, law, RAW: tl.constexpr):
     """As `count_in_tiles`, of tiles [M] that exist."""
     ids = ids_of(tile)
     values = load_as(rows, row, ids, exists[:, None], RAW)
-    before = comes_before(values, ids, x, token) & has_probability(values, ids, law)
+    if RAW:
+        # A third of the instructions. What is higher than -inf has a probability.
+        before = values >= tl.where(ids < token, tl.maximum(x, -LARGEST), value_of(order_of(x) + 1))
+    else:
+        before = comes_before(values, ids, x, token) & has_probability(values, ids, law)
     return total_of(before.to(tl.int32).reshape(tile.shape[0] * TILE))
 
 

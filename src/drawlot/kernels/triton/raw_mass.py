@@ -16,7 +16,7 @@ def log_row_mass(maxima, sums, row_max):
 
 @triton.jit
 def raw_law(tiles, at, exists, maxima, sums, row_max, is_apart):
-    """Maximum of a row's raw logits, and the log of their mass relative to it.
+    """Maximum of a row's raw logits, the log of their mass relative to it, and the maxima of its tiles.
 
     at, exists: [T], places of its tiles; maxima, sums, row_max: of its values; is_apart: raw ones have tiles of their
     own.
@@ -25,4 +25,4 @@ def raw_law(tiles, at, exists, maxima, sums, row_max, is_apart):
         maxima = tl.load(tiles.raw_maxima + at, mask=exists, other=MINUS_INF)
         sums = tl.load(tiles.raw_sums + at, mask=exists, other=0.0)
         row_max = tl.max(maxima)
-    return row_max, log_row_mass(maxima, sums, row_max)
+    return row_max, log_row_mass(maxima, sums, row_max), maxima

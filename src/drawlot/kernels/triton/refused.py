@@ -5,13 +5,23 @@ import triton.language as tl
 
 from drawlot.kernels.triton.scan import best_group, tile_sums
 from drawlot.kernels.triton.states import scan_scale
-from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, touches
+from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, touches, under_overlay
 
 
 @triton.jit
 def load_allowed(rows, refused, row, ids, mask):
     """The values of a row, without the refused token, if there may be one: as under an overlay, in fewer registers."""
-    x = load_values(rows, row, ids, mask)
+    return _without(load_values(rows, row, ids, mask), ids, refused)
+
+
+@triton.jit
+def allowed(rows, refused, row, x, ids):
+    """As `load_allowed`, of edited values that are there."""
+    return _without(under_overlay(rows, row, x, ids), ids, refused)
+
+
+@triton.jit
+def _without(x, ids, refused):
     if refused is not None:
         x = tl.where(ids == refused, MINUS_INF, x)
     return x

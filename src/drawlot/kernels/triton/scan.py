@@ -3,15 +3,16 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.edit_kernels import PART, begin_to_lay, lay_next, load_asked, load_next
+from drawlot.kernels.triton.edit_kernels import begin_to_lay, lay_next, load_asked, load_next, most_left, num_bits
 from drawlot.kernels.triton.pdl import follow_of_many
 from drawlot.kernels.triton.reduce import two_highest
 from drawlot.kernels.triton.states import asked_of_scan
 from drawlot.kernels.triton.summary import NUM_ROWS, UNDECIDED
 from drawlot.kernels.triton.values import (
+    GROUP,
     MINUS_INF,
     MINUS_INF_ORDER,
-    TILE,
+    SLICES,
     grammar_masked,
     is_bad,
     is_edited,
@@ -21,10 +22,10 @@ from drawlot.kernels.triton.values import (
     slices_of,
 )
 
-GROUP, GROUPS = tl.constexpr(4), tl.constexpr(32)
-PARTS = tl.constexpr(8)
-"""Of `PART` tokens, that a tile has"""
+GROUPS = tl.constexpr(32)
 LOG2_E = tl.constexpr(1.4426950408889634)
+_LAST_ROWS = tl.constexpr(16)
+"""Of which as many programs read as run at once"""
 
 
 @triton.jit
@@ -161,11 +162,14 @@ def scan_block(
     """
     row = (item // NUM_BLOCKS).to(tl.int64)
     tile = (item % NUM_BLOCKS) * TILES + tl.arange(0, TILES)
+    SIDE: tl.constexpr = 32 // rows.logits.dtype.element_ty.primitive_bitwidth
     ids = slices_of(tile)
     if FULL:
         # Of what there is no tile of, the last one is read: masks take 23 of 254 instructions in float32.
         ids = slices_of(tl.minimum(tile, rows.num_tiles - 1))
     follow_of_many(EARLY, OVERLAP)
+    if rows.edits_of is not None:
+        row = _edited_earlier(rows.edits_of.tables, states, row, tl.num_programs(0) // NUM_BLOCKS)
     # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
     state = tl.load(states.index + row).to(tl.int32)
     if FULL:
@@ -189,16 +193,15 @@ def scan_block(
             slot = tl.load(rows.edits_of.tables.slot_of + state)
             kind = 0
             if slot >= 0:
-                part = (item % NUM_BLOCKS) * (TILES * PARTS) + tl.arange(0, TILES * PARTS)
                 # All on its way while logits are, and while raw values are summed.
-                loaded = load_asked(rows.edits_of, row, slot, part)
-                kind, left, asked = begin_to_lay(rows, rows.edits_of, row, part, loaded)
-                first = load_next(rows, rows.edits_of, row, slot, part, left)
+                loaded = load_asked(rows.edits_of, row, slot, tile, SIDE)
+                kind, left, asked = begin_to_lay(rows, rows.edits_of, row, tile, loaded, SIDE)
+                first = load_next(rows, rows.edits_of, row, slot, tile, left)
                 if tiles.raw_sums is not None:
                     if wants:
                         # First, since raw values that are kept beside edited ones would take too many registers.
                         _put_raw_tiles(rows, tiles, row, tile, raw, tile_maxima(raw))
-                x = _edited(rows, row, slot, part, kind, left, asked, first, raw, ids)
+                x = _edited(rows, row, slot, tile, kind, left, asked, first, raw)
                 _put_tiles(rows, tiles, row, tile, logits, x, scale)
             else:
                 _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, apart)
@@ -219,32 +222,50 @@ def scan_block(
 
 
 @triton.jit
-def _edited(rows, row, slot, part, kind, left, asked, first, raw, ids):
+def _edited_earlier(tables, states, row, num_rows):
+    """The row that is read in place of one: of the last ones, edited ones come first.
+
+    Their programs take longer, and the last programs of a scan are waited for. Of so few rows all are read at once.
+    """
+    first = num_rows - _LAST_ROWS
+    if (first > 0) & (row >= first):
+        # One a lane of a warp, by whose sums alone the compiler sees that all threads read the same row.
+        place = tl.arange(0, 32)
+        is_last = place < _LAST_ROWS
+        state = tl.load(states.index + first + place, mask=is_last, other=-1)
+        slot = tl.load(tables.slot_of + tl.maximum(state, 0), mask=state >= 0, other=-1)
+        edits = (slot >= 0).to(tl.int32)
+        before = num_bits(tl.sum(edits << place) & ((1 << place) - 1))
+        at = tl.where(edits != 0, before, tl.sum(edits) + place - before)
+        row = first + tl.sum(tl.where(at == (row - first).to(tl.int32), place, 0)).to(tl.int64)
+    return row
+
+
+@triton.jit
+def _edited(rows, row, slot, tile, kind, left, asked, first, raw):
     """Values of tiles of a row that a request edits; lays them over the row, too.
 
-    part, kind, left, asked: of `begin_to_lay`, of the tiles; first: of `load_next`. Other programs lay new values over
-    other words: what these have is read by none before the scan ends.
+    kind, left, asked: of `begin_to_lay`, of the tiles; first: of `load_next`. Other programs lay new values over other
+    words: what these have is read by none before the scan ends.
     """
-    TILES: tl.constexpr = raw.shape[0]
-    # Parts of the tokens among these, told so that a thread looks up four neighbours at once.
-    of_tile, of_slice, of_lane = tl.arange(0, TILES) * PARTS, tl.arange(0, 4) * (32 // PART), tl.arange(0, 32) // PART
-    place = of_tile[:, None, None] + of_slice[None, :, None] + of_lane[None, None, :]
-    place = place.reshape(TILES * TILE)
-    x = raw
+    # As threads have them, so that each changes its own, and by numbers that are constants.
+    x = raw.reshape(raw.shape[0], SLICES, left.shape[1], left.shape[2], GROUP)
+    slice, neighbour = tl.arange(0, SLICES)[:, None, None, None], tl.arange(0, GROUP)[None, None, None, :]
+    number = (slice * GROUP + neighbour)[None, :, :, :, :]
     if kind == 2:
-        x = tl.where(is_bad(raw), float("nan"), MINUS_INF)
-    token, value, entry = first
-    has_more = row >= 0
-    while has_more:
+        # Lest all rows do this, and then choose.
+        tl.debug_barrier()
+        x = tl.where(is_bad(x), float("nan"), MINUS_INF)
+    token, bit, value, entry = first
+    turns = most_left(left)
+    while turns > 0:
         value = lay_next(rows, rows.edits_of, row, slot, asked, token, value, entry)
-        # From thread to thread: what is laid over the row is far away.
-        of_part, new = tl.gather(token, place, 0).reshape(x.shape), tl.gather(value, place, 0).reshape(x.shape)
-        x = tl.where(of_part == ids, new, x)
+        x = tl.where(bit[:, None, :, :, None] == number, value[:, None, :, :, None], x)
         left &= left - 1
-        has_more = tl.max(left) != 0
-        if has_more:
-            token, value, entry = load_next(rows, rows.edits_of, row, slot, part, left)
-    return x
+        turns -= 1
+        if turns > 0:
+            token, bit, value, entry = load_next(rows, rows.edits_of, row, slot, tile, left)
+    return x.reshape(raw.shape)
 
 
 @triton.jit

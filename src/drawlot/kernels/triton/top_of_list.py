@@ -143,7 +143,7 @@ def put_top_aside(
             begun = begin_list(
                 rows, None, row, lists, maxima, best_groups, found, num_top, temperature, filters, T, ROOM, BLOCK
             )
-            row_max, log_mass = raw_law(
+            row_max, log_mass, _ = raw_law(
                 tiles, at, exists, maxima, sums, value_of(found[0]), raw_apart(rows, scale, row)
             )
             listed, keys = list_row(rows, None, lists, row, begun, ROOM, BLOCK)

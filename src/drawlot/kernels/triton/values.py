@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 
 TILE = tl.constexpr(128)
+SLICES, GROUP = tl.constexpr(4), tl.constexpr(4)
+"""Slices of a tile, of 32 tokens each, and tokens of a group, which lie side by side"""
 MINUS_INF = tl.constexpr(float("-inf"))
 MINUS_INF_ORDER = tl.constexpr(-0x7F800001)
 LAST_ID = tl.constexpr(2**31 - 1)
@@ -38,7 +40,7 @@ def slices_of(tiles):
     Eight lanes read a slice of float32, four one of half that width, and a thread has a part of each slice of its tile:
     what a warp reduces, it reduces for four tiles at once, or eight. M: at least so many times the number of warps.
     """
-    slice, lane = tl.arange(0, 4) * 32, tl.arange(0, 32)
+    slice, lane = tl.arange(0, SLICES) * 32, tl.arange(0, 32)
     return (tiles * TILE)[:, None, None] + slice[None, :, None] + lane[None, None, :]
 
 
@@ -140,6 +142,38 @@ def with_new_values(overlay, kind, row, x, ids, touched, mask):
     """As `laid_over`, for who knows which tokens are touched; mask: which of the others are loaded, too."""
     new = tl.load(overlay.new_values + row * overlay.width + ids, mask=mask, other=0.0)
     return tl.where(touched, new, tl.where(kind == 2, MINUS_INF, x))
+
+
+@triton.jit
+def under_overlay(rows, row, x, ids):
+    """Edited values under what is laid over them: refused drafts, of which none has a value."""
+    return _laid_over(rows.overlay, rows, row, x, ids, x > MINUS_INF)
+
+
+@triton.jit
+def load_edits_of_groups(overlay, row, group, ids, exists):
+    """Words with the bits of touched tokens of groups of four [M], and the new values of all that they have [M, 4].
+
+    Nothing is loaded for a row that the overlay does not change.
+    """
+    exists = exists & (group < tl.where(tl.load(overlay.kind + row) != 0, LAST_ID, 0))
+    touched = tl.load(overlay.touched + row * overlay.words + (group >> 3), mask=exists, other=0)
+    # A line of them begins, as each group does, at 16 bytes.
+    at = tl.multiple_of(overlay.new_values + row * overlay.width + ids, [1, 16])
+    return touched, tl.load(at, mask=exists[:, None], other=0.0)
+
+
+@triton.jit
+def with_edits_of_groups(rows, row, group, ids, x, touched, new):
+    """Raw values of groups [M, 4], edited; touched, new: of `load_edits_of_groups`."""
+    if rows.edits is not None:
+        kind = tl.load(rows.edits.kind + row)
+        if kind != 0:
+            bits = touched[:, None] >> (ids & 31)
+            # A draft may be no token.
+            is_touched = ((bits & 1) != 0) & (ids < rows.vocab_size)
+            x = tl.where(is_touched, new, tl.where(kind == 2, MINUS_INF, x))
+    return x
 
 
 @triton.jit

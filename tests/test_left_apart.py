@@ -1,10 +1,11 @@
-"""No barrier of a compiled finish is reached by a part of a warp; of a few lines as ptxas writes them, too."""
+"""Threads that come to a barrier without others of their warp, in a few lines as ptxas writes them.
+
+Of compiled kernels: `test_triton_compiles.py`.
+"""
 
 import pytest
 
 from tests.left_apart import left_apart
-from tests.test_triton_compiles import SAMPLES
-from tests.without_gpu import disassembled
 
 SEEN = """
         /*0000*/              @!P2 BRA `(.L_x_1) ;
@@ -30,13 +31,3 @@ SEEN = """
 )
 def test_threads_left_apart_are_seen(line: str, other: str, places: list[str]) -> None:
     assert left_apart(SEEN.replace(line, other)) == places
-
-
-@pytest.mark.parametrize("asks", ["logprobs=0", "logprobs=5, repetition_penalty=1.2", "repetition_penalty=1.2"])
-def test_a_finish_leaves_no_threads_apart(asks: str) -> None:
-    pytest.importorskip("triton")
-    sass = disassembled(SAMPLES.replace("logprobs=0", asks), "finish_kernel")
-    forms = sass.split(".text.finish_kernel:")[1:]
-    # Where there are columns of top tokens, few rows may have two programs each.
-    assert len(forms) == 3 + ("logprobs=5" in asks)
-    assert [left_apart(form) for form in forms] == [[]] * len(forms)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.without_gpu import compiled, disassembled
+from tests.left_apart import left_apart
+from tests.without_gpu import compiled, compiled_and_disassembled, disassembled
 
 pytest.importorskip("triton")
 import drawlot.kernels.triton
@@ -40,8 +41,19 @@ OF_FINISH = ["finish_kernel"] * 3 + ["whole_rows_kernel"]
 
 
 def test_sampling() -> None:
-    names = compiled(SAMPLES)
+    names, sass = compiled_and_disassembled(SAMPLES, "finish_kernel")
     assert [name for name in names if name != "write_kernel"] == ["scan_kernel", *OF_FINISH]
+    assert_together(sass, 3)
+
+
+def assert_together(sass: str, num_forms: int) -> None:
+    """No barrier of a finish is reached by a part of a warp."""
+    forms = sass.split(".text.finish_kernel:")[1:]
+    assert [left_apart(form) for form in forms] == num_forms * [[]]
+
+
+def test_a_finish_without_logprobs_leaves_no_threads_apart() -> None:
+    assert_together(disassembled(SAMPLES.replace("logprobs=0", "repetition_penalty=1.2"), "finish_kernel"), 3)
 
 
 @pytest.mark.parametrize("asks", ["logprobs=0", "logprobs=None", "logprobs=0, repetition_penalty=1.2"])
@@ -54,10 +66,24 @@ def test_scans_load_logits_before_they_wait(dtype: str, asks: str) -> None:
     assert len(forms) == (1 if dtype == "float32" else 2)
     for form in forms:
         loads = re.findall(r"LDG[.A-Z0-9]*", form)
-        # The number of the request, of which half is read where nothing else needs it.
-        first = "LDG.E.64" if "repetition_penalty" in asks else "LDG.E"
-        assert loads[:5] == [first] + 4 * ["LDG.E.EF.128"]
-        assert loads[5].startswith("LDG.E")
+        # The number of the request, of which half is read where nothing else needs it; before it, with edits, what
+        # orders the last rows.
+        first = 3 * ["LDG.E.64"] if "repetition_penalty" in asks else ["LDG.E"]
+        assert loads[: len(first) + 4] == first + 4 * ["LDG.E.EF.128"]
+        assert loads[len(first) + 4].startswith("LDG.E")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("asks", "barriers"), [("", 0), (", repetition_penalty=1.2", 3)])
+def test_threads_of_a_scan_exchange_no_tokens(asks: str, barriers: int, dtype: str) -> None:
+    """Each has a part of all slices of a tile, and lays edits over tokens of its own, whatever Triton does with ties.
+
+    With edits they wait for each other to know how often there is something to lay, and where few tokens are allowed.
+    """
+    script = SAMPLES.replace("logprobs=0", "logprobs=0" + asks)
+    sass = disassembled(script.replace("zeros(2, V)", f"zeros(2, V, dtype=torch.{dtype})"), "scan_kernel")
+    for form in sass.split(".text.scan_kernel:")[1:]:
+        assert form.count("BAR.SYNC") <= barriers
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -97,9 +123,11 @@ def test_lists_are_stored_place_by_place() -> None:
 
 def test_requests_with_edits() -> None:
     edits = 'repetition_penalty=1.2, logit_bias={3: 1.0}, bad_words=["no"]'
-    names = compiled(SAMPLES.replace("logprobs=0), [1]", f"logprobs=5, {edits}), [1], bad_words_token_ids=[[1, 2]]"))
+    script = SAMPLES.replace("logprobs=0), [1]", f"logprobs=5, {edits}), [1], bad_words_token_ids=[[1, 2]]")
+    names, sass = compiled_and_disassembled(script, "finish_kernel")
     # One more for few rows, which may have two programs each.
     assert names == ["write_kernel", "bad_words_kernel", "scan_kernel", "finish_kernel", *OF_FINISH]
+    assert_together(sass, 4)
 
 
 def test_rows_with_edits() -> None:

@@ -87,24 +87,37 @@ from drawlot.kernels.triton import logprobs
 from drawlot.kernels.triton.verification import step_verifier
 sample.overlaps = logprobs.overlaps = step_verifier.overlaps = lambda device: True
 """
-_DISASSEMBLES = """
+_PRINTS_SASS = """
 import subprocess, tempfile, triton
 from pathlib import Path
 
+def print_sass(kernel):
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        print(subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout)
+"""
+_DISASSEMBLES = """
 _compile = JITFunction._do_compile
 {}
 def disassemble(self, key, *args, **kwargs):
     if self.fn.__name__ != "{}":
         return count(self, key)
     kernel = _compile(self, key, *args, **kwargs)
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        print(subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout)
+    print_sass(kernel)
     return kernel
 
 JITFunction._do_compile = disassemble
+"""
+_DISASSEMBLES_ONE = """
+def compile_and_print(self, *args, **kwargs):
+    kernel = compile(self, *args, **kwargs)
+    if self.fn.__name__ == "{}":
+        print_sass(kernel)
+    return kernel
+
+JITFunction._do_compile = compile_and_print
 """
 
 
@@ -118,9 +131,16 @@ def compiled(script: str) -> list[str]:
     return _printed(_DRIVER + _COMPILES + _OVERLAPS + script + "\nprint(*compiled)").split()
 
 
+def compiled_and_disassembled(script: str, kernel: str) -> tuple[list[str], str]:
+    """What `compiled` and `disassembled` tell, of one run: whole kernels take long to compile."""
+    prepared = _DRIVER + _COMPILES + _PRINTS_SASS + _DISASSEMBLES_ONE.format(kernel) + _OVERLAPS
+    sass, _, names = _printed(prepared + script + "\nprint(*compiled)").rstrip().rpartition("\n")
+    return names.split(), sass
+
+
 def disassembled(script: str, kernel: str) -> str:
     """What ptxas makes of a kernel that a script compiles, which may do so in several forms."""
-    return _printed(_DRIVER + _DISASSEMBLES.format(_COUNTS, kernel) + _OVERLAPS + script)
+    return _printed(_DRIVER + _PRINTS_SASS + _DISASSEMBLES.format(_COUNTS, kernel) + _OVERLAPS + script)
 
 
 def printed(script: str, kernel: str) -> str:

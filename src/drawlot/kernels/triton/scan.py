@@ -311,8 +311,9 @@ def _put(base, at, of_tile, x, LANES: tl.constexpr):
     """
     if len(x.shape) == 3:
         slice, lane = tl.arange(0, x.shape[1])[None, :, None], tl.arange(0, LANES)[None, None, :]
-        # Places as if threads stored four numbers each, for which they are left the tokens they have. One is stored.
-        place = tl.max_contiguous(tl.multiple_of(of_each(at, x) + slice + lane, [1, 1, 4]), [1, 1, 4])
+        # Places as if threads stored four numbers each, and tiles came before slices, for which threads are left the
+        # tokens they have. One is stored.
+        place = tl.max_contiguous(tl.multiple_of(of_each(at, x) + slice + lane, [1, 1, 4]), [2, 1, 4])
         first = (slice == 0) & (lane == 0)
     else:
         lane = tl.arange(0, x.shape[1])[None, :]

@@ -66,6 +66,9 @@ def load_logits(rows, row, ids, mask):
 def load_all_logits(rows, row, ids, mask):
     """As `load_logits`, for a pass over all rows, of which few are read again; mask: None, if all ids are tokens'."""
     at = rows.logits + row * rows.stride + ids
+    if len(ids.shape) == 3:
+        # As if tiles were side by side rather than slices: else Triton 3.9 gives a tile's slices to different threads.
+        at = tl.max_contiguous(at, [2, 1, 32])
     if mask is None:
         x = tl.load(at, eviction_policy="evict_first")
     else:

@@ -35,7 +35,9 @@ class Overlay(NamedTuple):
     new_values: Tensor
     """float32 [N, width], defined where touched"""
     words: int
+    """Of whole tiles, four each, in `Rows.edits`: read at once"""
     width: int
+    """Likewise"""
 
 
 class EditTables(NamedTuple):

@@ -188,6 +188,7 @@ def load_groups(
     group = tl.load(lists.tile_ids + row * lists.width + at, mask=has_room, other=0)
     group = tl.where(exists, tl.where(is_alone, group, group * GROUPS + slot % GROUPS), 0)
     raw = load_raw(rows, row, _ids_of_groups(group), exists[:, None])
+    # Without edits they are anything, since a loop carries them.
     touched, new = group, raw
     if rows.edits is not None and not RAW:
         touched, new = load_edits_of_groups(rows.edits, row, group, _ids_of_groups(group), exists)

@@ -213,7 +213,7 @@ def test_order_of_the_last_rows(n: int) -> None:
     states = _unpacked(sampler._steps._packed_states(rows, n))
     got = torch.empty(n, dtype=torch.int64)
     order_kernel[(n,)](tables, states, got)
-    kept = max(n - 16, 0) if n > 16 else n
+    kept = n - 16 if n > 16 else n
     last = sorted(range(kept, n), key=lambda row: (int(requests[row]) % 3 != 1, row))
     assert got.tolist() == [*range(kept), *last]
 

@@ -5,12 +5,11 @@ import triton.language as tl
 
 from drawlot.kernels.triton.column_values import has_probability, law_of_row, load_as, result_of
 from drawlot.kernels.triton.listing import (
+    begin_groups,
     clear_list,
     line_of,
     list_tokens,
-    load_groups,
     load_keys,
-    load_numbers,
     select_groups,
     survey,
     value_and_token,
@@ -222,23 +221,5 @@ def _list_from(
     """Lists the tokens that are not after a cut; returns what `list_tokens` does."""
     clear_list(lists, row, ROOM)
     select_groups(lists, row, orders, best_groups, cut_order, cut_id)
-    tl.debug_barrier()
-    num_alone, num_crowded = load_numbers(lists, row)
-    group, raw, touched, new = load_groups(rows, row, lists, 0, num_alone, num_crowded, RAW, ROOM, BLOCK)
-    return list_tokens(
-        rows,
-        None,
-        row,
-        lists,
-        num_alone,
-        num_crowded,
-        group,
-        raw,
-        touched,
-        new,
-        cut_order,
-        cut_id,
-        RAW,
-        ROOM,
-        BLOCK,
-    )
+    begun = begin_groups(rows, row, lists, RAW, ROOM, BLOCK)
+    return list_tokens(rows, None, row, lists, begun, cut_order, cut_id, RAW, ROOM, BLOCK)

@@ -7,10 +7,9 @@ from drawlot.kernels.triton.bracket import LARGEST
 from drawlot.kernels.triton.column_values import fit_a_list, put_column, put_columns, result_of
 from drawlot.kernels.triton.decided import decide
 from drawlot.kernels.triton.listing import (
+    begin_groups,
     line_of,
     list_tokens,
-    load_groups,
-    load_numbers,
     ranks_of_list,
     select_groups,
     survey,
@@ -88,7 +87,7 @@ def begin_list(
 
     refused: as for `load_allowed`; maxima, best_groups: [T], of the row's tiles; found: what `survey` says of them;
     need: how many tokens reach the line at least; filters: of `filters_of`. Returns the line, an order (-LAST_ID: the
-    row has no token below), what `load_numbers` returns, and what `load_groups` returns of the first.
+    row has no token below), and what `begin_groups` returns.
     """
     top_k, _top_p, min_p = filters
     tile = tl.arange(0, T)
@@ -104,9 +103,7 @@ def begin_list(
     if (min_p > 0) & (top_k <= 0):
         line = tl.minimum(line, below_min_p(value_of(found[0]), temperature, min_p))
     select_groups(lists, row, orders, best_groups, line, LAST_ID)
-    tl.debug_barrier()
-    num_alone, num_crowded = load_numbers(lists, row)
-    group, raw, touched, new = load_groups(rows, row, lists, 0, num_alone, num_crowded, False, ROOM, BLOCK)
+    num_alone, num_crowded, group, raw, touched, new = begin_groups(rows, row, lists, False, ROOM, BLOCK)
     return line, num_alone, num_crowded, group, raw, touched, new
 
 
@@ -214,23 +211,8 @@ def list_row(rows, refused, lists, row, begun, ROOM: tl.constexpr, BLOCK: tl.con
     refused: as for `load_allowed`; begun: what `begin_list` returns.
     """
     line, num_alone, num_crowded, group, raw, touched, new = begun
-    return list_tokens(
-        rows,
-        refused,
-        row,
-        lists,
-        num_alone,
-        num_crowded,
-        group,
-        raw,
-        touched,
-        new,
-        line,
-        LAST_ID,
-        False,
-        ROOM,
-        BLOCK,
-    )
+    begun = num_alone, num_crowded, group, raw, touched, new
+    return list_tokens(rows, refused, row, lists, begun, line, LAST_ID, False, ROOM, BLOCK)
 
 
 @triton.jit

@@ -164,6 +164,15 @@ def load_numbers(lists, row):
 
 
 @triton.jit
+def begin_groups(rows, row, lists, RAW: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr):
+    """What `load_numbers` returns, and what `load_groups` returns of the first ones; a barrier comes before."""
+    tl.debug_barrier()
+    num_alone, num_crowded = load_numbers(lists, row)
+    group, raw, touched, new = load_groups(rows, row, lists, 0, num_alone, num_crowded, RAW, ROOM, BLOCK)
+    return num_alone, num_crowded, group, raw, touched, new
+
+
+@triton.jit
 def load_groups(
     rows,
     row,
@@ -220,12 +229,7 @@ def list_tokens(
     refused,
     row,
     lists,
-    num_alone,
-    num_crowded,
-    group,
-    raw,
-    touched,
-    new,
+    begun,
     cut_order,
     cut_id,
     RAW: tl.constexpr,
@@ -234,12 +238,12 @@ def list_tokens(
 ):
     """Lists the tokens of the selected groups that are not after (cut_order, cut_id).
 
-    refused: as for `values_of_groups`; num_alone, num_crowded: of `load_numbers`; group, raw, touched, new: what
-    `load_groups` returns of the first ones.
+    refused: as for `values_of_groups`; begun: what `begin_groups` returns.
 
     Returns how many tokens there are, counting on to the block where the room ends, and the keys of all slots: if
     there are more than these, anything.
     """
+    num_alone, num_crowded, group, raw, touched, new = begun
     # Every finite value reaches the lowest one.
     cut_value = value_of(tl.maximum(cut_order, MINUS_INF_ORDER + 1))
     num_slots = ROOM + num_crowded * GROUPS

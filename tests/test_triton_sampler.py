@@ -18,7 +18,7 @@ from triton.runtime.errors import InterpreterError
 
 from drawlot import InputError, LogitsRows, RowStatus, Sampler, SamplerOutput, SamplingParams
 from drawlot.kernels.triton.launch import _unpacked
-from drawlot.kernels.triton.scan import _edited_earlier
+from drawlot.kernels.triton.scan import _edited_earlier, _grammar_masked
 from tests import edit_mutants
 from tests.kernel_mutant import KernelMutant
 from tests.without_gpu import counted
@@ -213,7 +213,7 @@ def test_order_of_the_last_rows(n: int) -> None:
     states = _unpacked(sampler._steps._packed_states(rows, n))
     got = torch.empty(n, dtype=torch.int64)
     order_kernel[(n,)](tables, states, got)
-    kept = n - 16 if n > 16 else n
+    kept = max(n - 16, 0) if n > 16 else n
     last = sorted(range(kept, n), key=lambda row: (int(requests[row]) % 3 != 1, row))
     assert got.tolist() == [*range(kept), *last]
 
@@ -229,6 +229,46 @@ EDITED_EARLIER = [
 def test_wrong_orders_of_the_last_rows_are_seen(mutant: KernelMutant) -> None:
     with mutant.planted(), pytest.raises((AssertionError, InterpreterError)):
         draw_many_rows()
+
+
+def draw_under_a_bitmask() -> None:
+    """Rows with edits and without, of which the best token is among the allowed ones, any of the vocabulary."""
+    rng = np.random.default_rng(8)
+    pair, n = Pair(12), 12
+    for row in range(n):
+        bias = dict.fromkeys(rng.integers(0, V, 30).tolist(), 2.0) if row % 2 else None
+        pair.add(row, SamplingParams(temperature=0.0, logit_bias=bias, logprobs=0), [1])
+    bitmask = torch.from_numpy(rng.integers(-(2**31), 2**31, (n, -(-V // 32)), dtype=np.int32))
+    # A thread has twice as many tokens of half the width.
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.from_numpy(rng.normal(0, 1, (n, V)).astype(np.float32)).to(dtype)
+        pair.draw(logits, rows_of(range(n), [1] * n), bitmask)
+
+
+def test_rows_under_a_bitmask() -> None:
+    draw_under_a_bitmask()
+
+
+MASKED = [
+    KernelMutant(
+        "a bit for a group",
+        _grammar_masked,
+        "strand * GROUP + tl.arange(0, GROUP)",
+        "strand * GROUP + 0 * tl.arange(0, GROUP)",
+    ),
+    KernelMutant("the word of the first slice", _grammar_masked, "thread * 0 + slice", "thread * 0 + slice * 0"),
+    KernelMutant("a thread's strands alike", _grammar_masked, "+ tl.arange(0, SIDE)[", "+ 0 * tl.arange(0, SIDE)["),
+    KernelMutant(
+        "edited as if allowed", edit_mutants.edit_kernels.load_next, "(ids & 31)) & 1) != 0", "(ids & 31)) & 1) != 2"
+    ),
+]
+
+
+@INTERPRETED
+@pytest.mark.parametrize("mutant", MASKED, ids=lambda mutant: mutant.name)
+def test_wrong_bitmasks_are_seen(mutant: KernelMutant) -> None:
+    with mutant.planted(), pytest.raises(AssertionError):
+        draw_under_a_bitmask()
 
 
 def draw_from_lists(mode: str) -> None:

@@ -14,11 +14,9 @@ from drawlot.kernels.triton.edit_flags import (
     STOPS,
 )
 from drawlot.kernels.triton.pdl import follow
-from drawlot.kernels.triton.values import GROUP, MINUS_INF, SLICES, TILE, is_bad, load_raw
+from drawlot.kernels.triton.values import GROUP, MINUS_INF, SLICES, STRANDS, TILE, is_bad, load_logits
 
 _BLOCK = tl.constexpr(128)
-STRANDS = tl.constexpr(8)
-"""Of a tile: a strand has a group of each slice. A thread of the scan has one, or two, and lays one token at a time"""
 LAID_TILES = 32
 """Tiles that a program lays over a row"""
 
@@ -154,7 +152,10 @@ def load_next(rows, edits, row, slot, tile, left):
     ids = tl.max_contiguous(ids, [2, 4, 1])
     # A draft may be no token.
     mask = (left != 0) & (ids < rows.vocab_size)
-    x = load_raw(rows, row, ids, mask)
+    x = load_logits(rows, row, ids, mask)
+    if rows.bitmask is not None:
+        at = tl.max_contiguous(rows.bitmask + row * rows.bitmask_stride + (ids >> 5), [2, 4, 1])
+        x = tl.where(((tl.load(at, mask=mask, other=0) >> (ids & 31)) & 1) != 0, x, MINUS_INF)
     entry = tl.load(tables.entries + slot * tables.vocab_size + ids, mask=mask, other=0)
     return tl.where(mask, ids, -1), bit, x, entry
 

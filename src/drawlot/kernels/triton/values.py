@@ -4,8 +4,9 @@ import triton
 import triton.language as tl
 
 TILE = tl.constexpr(128)
-SLICES, GROUP = tl.constexpr(4), tl.constexpr(4)
-"""Slices of a tile, of 32 tokens each, and tokens of a group, which lie side by side"""
+SLICES, GROUP, STRANDS = tl.constexpr(4), tl.constexpr(4), tl.constexpr(8)
+"""Of a tile: slices of 32 tokens, whose bits are a word; of a slice: groups of four tokens; strands of a group of each
+slice, of which a thread of the scan has one, or of half-width logits two"""
 MINUS_INF = tl.constexpr(float("-inf"))
 MINUS_INF_ORDER = tl.constexpr(-0x7F800001)
 LAST_ID = tl.constexpr(2**31 - 1)

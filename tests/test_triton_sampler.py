@@ -18,7 +18,8 @@ from triton.runtime.errors import InterpreterError
 
 from drawlot import InputError, LogitsRows, RowStatus, Sampler, SamplerOutput, SamplingParams
 from drawlot.kernels.triton.launch import _unpacked
-from drawlot.kernels.triton.scan import _edited_earlier, _grammar_masked
+from drawlot.kernels.triton.scan import _edited_earlier
+from drawlot.kernels.triton.values import grammar_masked_slices, strands_of, words_of
 from tests import edit_mutants
 from tests.kernel_mutant import KernelMutant
 from tests.without_gpu import counted
@@ -213,7 +214,7 @@ def test_order_of_the_last_rows(n: int) -> None:
     states = _unpacked(sampler._steps._packed_states(rows, n))
     got = torch.empty(n, dtype=torch.int64)
     order_kernel[(n,)](tables, states, got)
-    kept = max(n - 16, 0) if n > 16 else n
+    kept = n - 16 if n > 16 else n
     last = sorted(range(kept, n), key=lambda row: (int(requests[row]) % 3 != 1, row))
     assert got.tolist() == [*range(kept), *last]
 
@@ -252,14 +253,14 @@ def test_rows_under_a_bitmask() -> None:
 MASKED = [
     KernelMutant(
         "a bit for a group",
-        _grammar_masked,
-        "strand * GROUP + tl.arange(0, GROUP)",
-        "strand * GROUP + 0 * tl.arange(0, GROUP)",
+        grammar_masked_slices,
+        "* GROUP + tl.arange(0, GROUP)",
+        "* GROUP + 0 * tl.arange(0, GROUP)",
     ),
-    KernelMutant("the word of the first slice", _grammar_masked, "thread * 0 + slice", "thread * 0 + slice * 0"),
-    KernelMutant("a thread's strands alike", _grammar_masked, "+ tl.arange(0, SIDE)[", "+ 0 * tl.arange(0, SIDE)["),
+    KernelMutant("the word of the first slice", words_of, "thread * 0 + slice", "thread * 0 + slice * 0"),
+    KernelMutant("a thread's strands alike", strands_of, "+ tl.arange(0, SIDE)[", "+ 0 * tl.arange(0, SIDE)["),
     KernelMutant(
-        "edited as if allowed", edit_mutants.edit_kernels.load_next, "(ids & 31)) & 1) != 0", "(ids & 31)) & 1) != 2"
+        "edited as if allowed", edit_mutants.edit_kernels.load_next, "ids, mask), x, MINUS_INF)", "ids, mask), x, x)"
     ),
 ]
 

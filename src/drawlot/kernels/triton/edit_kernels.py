@@ -14,7 +14,17 @@ from drawlot.kernels.triton.edit_flags import (
     STOPS,
 )
 from drawlot.kernels.triton.pdl import follow
-from drawlot.kernels.triton.values import GROUP, MINUS_INF, SLICES, STRANDS, TILE, is_bad, load_logits
+from drawlot.kernels.triton.values import (
+    GROUP,
+    MINUS_INF,
+    SLICES,
+    STRANDS,
+    TILE,
+    is_bad,
+    load_logits,
+    strands_of,
+    words_of,
+)
 
 _BLOCK = tl.constexpr(128)
 LAID_TILES = 32
@@ -54,7 +64,7 @@ def load_asked(edits, row, slot, tile, SIDE: tl.constexpr):
     The words are int32 [M, 8 / SIDE, 4], so that each thread has them at hand. SIDE: strands of a thread, side by side.
     """
     tables = edits.tables
-    num_drafts, word = tl.load(edits.local_positions + row), _words_of(tile, SIDE)
+    num_drafts, word = tl.load(edits.local_positions + row), words_of(tile, SIDE)
     touched = tl.load(_of_tiles(tables.touched + slot * tables.num_words, word), mask=_exist(tables, tile), other=0)
     limits, penalties = tables.limits + slot * 4, tables.penalties + slot * 4
     too_short = tl.load(edits.positions + row) < tl.load(limits)
@@ -65,17 +75,10 @@ def load_asked(edits, row, slot, tile, SIDE: tl.constexpr):
 
 
 @triton.jit
-def _words_of(tile, SIDE: tl.constexpr):
-    """[M, 8 / SIDE, 4]: where the bits of tiles [M] lie, a word for each slice, the same for all threads of a tile."""
-    thread, slice = tl.arange(0, STRANDS // SIDE)[None, :, None], tl.arange(0, SLICES)[None, None, :]
-    # As if those of strands were side by side, so that threads are.
-    return tl.max_contiguous((tile * SLICES)[:, None, None] + thread * 0 + slice, [1, 2, SLICES])
-
-
-@triton.jit
 def _of_tiles(base, word):
     """Pointers to words of tiles: 16 bytes at a time."""
-    return tl.multiple_of(base + word, [1, 1, 16])
+    # As if those of strands were side by side, so that threads are.
+    return tl.multiple_of(tl.max_contiguous(base + word, [1, 2, SLICES]), [1, 1, 16])
 
 
 @triton.jit
@@ -90,7 +93,7 @@ def begin_to_lay(rows, edits, row, tile, loaded, SIDE: tl.constexpr):
     Returns the kind of the row there, the bits of each strand's touched tokens, slice by slice, and what is asked of
     them. SIDE: as for `load_asked`; the bits are int32 [M, 8 / SIDE, SIDE].
     """
-    overlay, tables, word = rows.edits, edits.tables, _words_of(tile, SIDE)
+    overlay, tables, word = rows.edits, edits.tables, words_of(tile, SIDE)
     touched, asked = loaded
     num_drafts, only_allowed = asked[0], asked[2]
     # Drafts before the row count as output.
@@ -114,12 +117,6 @@ def begin_to_lay(rows, edits, row, tile, loaded, SIDE: tl.constexpr):
 def _bits_of(touched, strand, slice):
     """[M, .]: bits of the strands, slice by slice, of words [M, ., 4]."""
     return tl.sum(((touched >> (strand * GROUP)) & 15) << (slice * GROUP), 2)
-
-
-@triton.jit
-def _strands(SIDE: tl.constexpr):
-    """[1, 8 / SIDE, SIDE]: numbers of the strands of a tile."""
-    return tl.arange(0, STRANDS // SIDE)[None, :, None] * SIDE + tl.arange(0, SIDE)[None, None, :]
 
 
 @triton.jit
@@ -147,15 +144,14 @@ def load_next(rows, edits, row, slot, tile, left):
     tables = edits.tables
     # A power of two is exact in float32, which knows its exponent.
     bit = ((left & -left).to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-    ids = (tile * TILE)[:, None, None] + (bit >> 2) * (TILE // SLICES) + _strands(SIDE) * GROUP + (bit & 3)
+    ids = (tile * TILE)[:, None, None] + (bit >> 2) * (TILE // SLICES) + strands_of(SIDE) * GROUP + (bit & 3)
     # As if those of dimension 1 were side by side, so that threads load what they lay. In a function it would be lost.
     ids = tl.max_contiguous(ids, [2, 4, 1])
     # A draft may be no token.
     mask = (left != 0) & (ids < rows.vocab_size)
     x = load_logits(rows, row, ids, mask)
     if rows.bitmask is not None:
-        at = tl.max_contiguous(rows.bitmask + row * rows.bitmask_stride + (ids >> 5), [2, 4, 1])
-        x = tl.where(((tl.load(at, mask=mask, other=0) >> (ids & 31)) & 1) != 0, x, MINUS_INF)
+        x = tl.where(_has_bit(rows.bitmask + row * rows.bitmask_stride, ids, mask), x, MINUS_INF)
     entry = tl.load(tables.entries + slot * tables.vocab_size + ids, mask=mask, other=0)
     return tl.where(mask, ids, -1), bit, x, entry
 
@@ -175,9 +171,7 @@ def lay_next(rows, edits, row, slot, asked, ids, x, entry):
     forbidden = forbidden | (((entry & ALLOWED) == 0) & only_allowed)
     if num_bad_words != 0:
         ends = (entry & ENDS_BAD_WORD) != 0
-        at = tl.max_contiguous(tables.banned + row * tables.num_words + (ids >> 5), [2, 4, 1])
-        banned = tl.load(at, mask=mask & ends, other=0)
-        forbidden = forbidden | (((banned >> (ids & 31)) & 1) != 0)
+        forbidden = forbidden | _has_bit(tables.banned + row * tables.num_words, ids, mask & ends)
     # What is forbidden is bad all the same.
     x = tl.where(forbidden & (is_bad(x) == 0), MINUS_INF, x)
     if has_bias:
@@ -190,6 +184,13 @@ def lay_next(rows, edits, row, slot, asked, ids, x, entry):
     x = tl.where((entry & SEEN) != 0, penalised, x)
     tl.store(tl.max_contiguous(overlay.new_values + row * overlay.width + ids, [2, 4, 1]), x, mask=mask)
     return x
+
+
+@triton.jit
+def _has_bit(words, ids, mask):
+    """Bit id & 31 of word id >> 5 of tokens that `load_next` has found; False where masked."""
+    at = tl.max_contiguous(words + (ids >> 5), [2, 4, 1])
+    return ((tl.load(at, mask=mask, other=0) >> (ids & 31)) & 1) != 0
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from drawlot.kernels.triton.values import (
     MINUS_INF,
     MINUS_INF_ORDER,
     SLICES,
-    STRANDS,
+    grammar_masked_slices,
     is_bad,
     is_edited,
     laid_over,
@@ -188,7 +188,7 @@ def scan_block(
         if rows.edits_of is not None:
             scale, wants, apart = asked_of_scan(states, state)
         exists = of_each(tile < rows.num_tiles, ids)
-        raw = _grammar_masked(rows, row, logits, tile, SIDE)
+        raw = grammar_masked_slices(rows, row, logits, tile, SIDE)
         if rows.edits_of is not None:
             slot = tl.load(rows.edits_of.tables.slot_of + state)
             kind = 0
@@ -219,24 +219,6 @@ def scan_block(
                 _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, apart)
         else:
             _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, apart)
-
-
-@triton.jit
-def _grammar_masked(rows, row, x, tile, SIDE: tl.constexpr):
-    """Logits of tiles in slices under the bitmask, of which a thread reads the words of its own tokens."""
-    if rows.bitmask is not None:
-        THREADS: tl.constexpr = STRANDS // SIDE
-        thread, slice = tl.arange(0, THREADS)[None, :, None], tl.arange(0, SLICES)[None, None, :]
-        word = (tile * SLICES)[:, None, None] + thread * 0 + slice
-        # As if those of threads were side by side, so that each loads what it needs.
-        at = tl.max_contiguous(rows.bitmask + row * rows.bitmask_stride + word, [2, 4, 1])
-        words = tl.load(at, mask=word * 32 < rows.vocab_size, other=0)
-        strand = tl.arange(0, THREADS)[:, None, None] * SIDE + tl.arange(0, SIDE)[None, :, None]
-        bit = (strand * GROUP + tl.arange(0, GROUP)[None, None, :])[None, None, :, :, :]
-        is_allowed = ((tl.permute(words, (0, 2, 1))[:, :, :, None, None] >> bit) & 1) != 0
-        own = x.reshape(x.shape[0], SLICES, THREADS, SIDE, GROUP)
-        x = tl.where(is_allowed, own, MINUS_INF).reshape(x.shape)
-    return x
 
 
 @triton.jit

@@ -46,6 +46,19 @@ def slices_of(tiles):
 
 
 @triton.jit
+def words_of(tiles, SIDE: tl.constexpr):
+    """int32 [M, 8 / SIDE, 4]: where the bits of tiles [M] lie, a word a slice, the same for all threads of a tile."""
+    thread, slice = tl.arange(0, STRANDS // SIDE)[None, :, None], tl.arange(0, SLICES)[None, None, :]
+    return (tiles * SLICES)[:, None, None] + thread * 0 + slice
+
+
+@triton.jit
+def strands_of(SIDE: tl.constexpr):
+    """int32 [1, 8 / SIDE, SIDE]: numbers of the strands of a tile, by threads that have SIDE each."""
+    return tl.arange(0, STRANDS // SIDE)[None, :, None] * SIDE + tl.arange(0, SIDE)[None, None, :]
+
+
+@triton.jit
 def widened(x):
     """As float32, whose values they are."""
     if x.dtype == tl.bfloat16:
@@ -114,6 +127,24 @@ def grammar_masked(rows, row, x, ids, mask):
     """Logits under the bitmask."""
     if rows.bitmask is not None:
         x = tl.where(_bits(rows.bitmask + row * rows.bitmask_stride, rows, ids, mask), x, MINUS_INF)
+    return x
+
+
+@triton.jit
+def grammar_masked_slices(rows, row, x, tiles, SIDE: tl.constexpr):
+    """As `grammar_masked`, of tiles [M] in slices, of which a thread reads the words of its own tokens.
+
+    SIDE: strands of a thread.
+    """
+    if rows.bitmask is not None:
+        word = words_of(tiles, SIDE)
+        # As if those of threads were side by side, so that each loads what it needs.
+        at = tl.max_contiguous(rows.bitmask + row * rows.bitmask_stride + word, [2, 4, 1])
+        words = tl.load(at, mask=word * 32 < rows.vocab_size, other=0)
+        bit = strands_of(SIDE)[:, None, :, :, None] * GROUP + tl.arange(0, GROUP)[None, None, None, None, :]
+        is_allowed = ((tl.permute(words, (0, 2, 1))[:, :, :, None, None] >> bit) & 1) != 0
+        own = x.reshape(x.shape[0], SLICES, STRANDS // SIDE, SIDE, GROUP)
+        x = tl.where(is_allowed, own, MINUS_INF).reshape(x.shape)
     return x
 
 

@@ -17,10 +17,12 @@ ALL = [
         "drafts touch nothing", edit_kernels.begin_to_lay, "tl.where(word == draft >> 5,", "tl.where(word == -1,"
     ),
     KernelMutant("drafts are not counted", edit_kernels._with_drafts, "(entry | SEEN) + ONE", "(entry | SEEN)"),
-    KernelMutant("others than the allowed", _BEGINS, "tl.where(only_allowed, 2, 1)", "tl.where(only_allowed, 1, 1)"),
+    KernelMutant("others than the allowed", _BEGINS, "!= 0, 2, 1), left", "!= 0, 1, 1), left"),
     KernelMutant("stops where they may not", _LAYS, "& too_short)", "& (too_short == 0))"),
-    KernelMutant("bad words forgotten", _LAYS, "if num_bad_words != 0:", "if num_bad_words < 0:"),
-    KernelMutant("bias forgotten", _LAYS, "if has_bias:", "if num_bad_words < 0:"),
+    KernelMutant("stops forgotten", _LAYS, "(flags & STOPS) != 0:", "(flags & STOPS) < 0:"),
+    KernelMutant("the allowed are all", _LAYS, "(flags & ALLOWED) != 0:", "(flags & ALLOWED) < 0:"),
+    KernelMutant("bad words forgotten", _LAYS, "(flags & ENDS_BAD_WORD) != 0:", "(flags & ENDS_BAD_WORD) < 0:"),
+    KernelMutant("bias forgotten", _LAYS, "(flags & BIASED) != 0:", "(flags & BIASED) < 0:"),
     KernelMutant("the prompt is present", _LAYS, "tl.where(count > 0, presence, 0.0)", "presence"),
     KernelMutant(
         "who edits nothing has another's edits",
@@ -39,11 +41,6 @@ OF_LISTS = [
         "raw_max, raw_log_mass, raw_maxima = raw_law(",
         "raw_max, raw_log_mass, _raw = raw_law(",
     ),
-    KernelMutant(
-        "edited values among raw ones", ranks.count_or_leave_rank, "own, own >= 0, True)", "own, own >= 0, False)"
-    ),
-    KernelMutant("counted with itself", ranks._count_before, "tl.where(ids < token,", "tl.where(ids <= token,"),
-    KernelMutant("too few tiles", ranks.may_have_before, "maxima >= x", "maxima >= x + 1.0"),
     KernelMutant("given ids forgotten", column_values.num_top_of, "tl.where(first >= 0, ROOM + 1, num_top)", "num_top"),
     KernelMutant("top tokens as they lie", column_values.put_columns, "ids + 1 + rank, tl", "ids + 1 + rank * 0, tl"),
     KernelMutant("as many as the list has", column_values.put_columns, "rank < num_top", "rank > -1"),

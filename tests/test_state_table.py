@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 from drawlot.kernels.requests import Request
 from drawlot.kernels.triton import state_table
-from drawlot.kernels.triton.state_table import FIRST_INT, SLOT, StateTable, asked_of
+from drawlot.kernels.triton.state_table import ASKED, FIRST_INT, SLOT, StateTable, asked_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 NUM_STATES = 300
@@ -96,3 +96,16 @@ def test_the_scan_is_told_its_scale_and_what_raw_logprobs_need() -> None:
     asked = asked_of(floats, ints, torch.tensor(wanted, dtype=torch.uint8))
     assert asked.to(torch.int32).view(torch.float32).tolist() == [1.25, 1.25, 1.0, 1.0, 1.0]
     assert (asked >> 32).tolist() == [0, 2, 1, 1, 1]
+
+
+def test_the_scan_is_told_who_edits() -> None:
+    table = StateTable(3, torch.device("cpu"))
+    for state, slot in ((0, -1), (1, 0), (2, 4000)):
+        table.add_request(state, Request(0.8, 1.0, 0.0, 0, 0, 0, 0, (), None), slot)
+    table.apply_staged_writes()
+    asked = table.table[ASKED]
+    assert (asked >> 34).tolist() == [0, 1, 4001]
+    assert (asked.to(torch.int32).view(torch.float32).tolist(), ((asked >> 32) & 3).tolist()) == ([1.25] * 3, [2] * 3)
+    table.remove_request(2)
+    table.apply_staged_writes()
+    assert (asked >> 34).tolist() == [0, 1, 0]

@@ -181,12 +181,12 @@ def test_edits_of_tokens_anywhere() -> None:
 def draw_many_rows() -> None:
     """So many that of the last ones edited rows are read first: among them such rows, others, and none."""
     rng = np.random.default_rng(6)
-    pair = Pair(24)
-    for row in range(24):
+    pair = Pair(34)
+    for row in range(34):
         bias = {int(rng.integers(V)): 9.0} if row % 3 == 1 else None
         pair.add(row, SamplingParams(seed=row, logit_bias=bias, logprobs=0), [1])
-    requests = rng.permutation([*range(24), -1, -1])
-    for n in (26, 17, 16):
+    requests = rng.permutation([*range(34), -1, -1])
+    for n in (36, 33):
         pair.draw(few_tokens(rng, n), rows_of(requests[-n:].tolist(), [1] * n))
 
 
@@ -195,28 +195,26 @@ def test_edited_rows_come_first_among_the_last() -> None:
 
 
 @triton.jit
-def order_kernel(tables, states, rows):
-    """Program: one row of a scan; stores which one it reads."""
-    row = tl.program_id(0).to(tl.int64)
-    tl.store(rows + row, _edited_earlier(tables, states, row, tl.num_programs(0)))
+def order_kernel(_rows, states, read, BLOCKS: tl.constexpr):
+    """Program: one block of a row of a scan; stores which row it reads."""
+    tl.store(read + tl.program_id(0), _edited_earlier(states, tl.program_id(0), BLOCKS))
 
 
 @INTERPRETED
-@pytest.mark.parametrize("n", [16, 17, 26])
+@pytest.mark.parametrize("n", [32, 33, 42])
 def test_order_of_the_last_rows(n: int) -> None:
-    sampler = Sampler(24, V, backend="triton")
-    for row in range(24):
+    sampler = Sampler(40, V, backend="triton")
+    for row in range(40):
         sampler.add_request(row, SamplingParams(logit_bias={1: 1.0} if row % 3 == 1 else None), [1])
-    requests = torch.tensor(np.random.default_rng(6).permutation([*range(24), -1, -1])[-n:])
+    requests = torch.tensor(np.random.default_rng(6).permutation([*range(40), -1, -1])[-n:])
     rows = rows_of(requests.tolist(), [1] * n)
     sampler.apply_staged_writes()
-    tables = _unpacked(sampler._steps._edits.edits_of(n, rows)).tables
     states = _unpacked(sampler._steps._packed_states(rows, n))
-    got = torch.empty(n, dtype=torch.int64)
-    order_kernel[(n,)](tables, states, got)
-    kept = n - 16 if n > 16 else n
+    read = torch.empty(3 * n, dtype=torch.int64)
+    order_kernel[(3 * n,)](None, states, read, 3)
+    kept = n - 32 if n > 32 else n
     last = sorted(range(kept, n), key=lambda row: (int(requests[row]) % 3 != 1, row))
-    assert got.tolist() == [*range(kept), *last]
+    assert read.view(n, 3).T.tolist() == [[*range(kept), *last]] * 3
 
 
 EDITED_EARLIER = [
@@ -304,9 +302,7 @@ def test_wrong_columns_of_lists_are_seen(mutant: KernelMutant) -> None:
         list(map(draw_from_lists, MODES))
 
 
-LEAVES_ALL = KernelMutant(
-    "leaves all", edit_mutants.ranks.count_or_leave_rank, "if num_tiles <= _FEW:", "if num_tiles < 0:"
-)
+LEAVES_ALL = KernelMutant("leaves all", edit_mutants.ranks.count_or_leave_rank, "if total <= _FEW:", "if total < 0:")
 
 
 @INTERPRETED

@@ -52,9 +52,9 @@ class EditTables(NamedTuple):
     bias: Tensor
     """float32 [slots, V], defined where an entry says so; else never read"""
     penalties: Tensor
-    """float32 [slots, 4]: repetition, frequency, presence, nothing"""
+    """float32 [slots, 4]: repetition, frequency, presence; which flags of entries matter besides, as a number"""
     limits: Tensor
-    """int64 [slots, 4]: first position where stop ids may be drawn, only allowed ids may, bad words, there is a bias"""
+    """int64 [slots, 2]: the first position where stop ids may be drawn; the number of bad words"""
     tails: Tensor
     """int32 [slots, longest]: the last tokens of the output, the last one rightmost; -1 where there is none"""
     bad_words: Tensor

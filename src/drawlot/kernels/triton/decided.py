@@ -6,6 +6,7 @@ since it may have two programs, and the word begins at -2 N.
 
 A row that is decided lets whole rows' programs start: they come when all are. Those that came earlier would ask the
 same word again and again beside rows that are being finished, or find no place there and begin when these have ended.
+Rows that have a raw rank to tell let them start before, since they take as long to come as that does.
 """
 
 import triton

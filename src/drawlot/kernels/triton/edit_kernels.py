@@ -21,6 +21,7 @@ from drawlot.kernels.triton.values import (
     STRANDS,
     TILE,
     is_bad,
+    line_at,
     load_logits,
     strands_of,
     words_of,
@@ -65,13 +66,12 @@ def load_asked(edits, row, slot, tile, SIDE: tl.constexpr):
     """
     tables = edits.tables
     num_drafts, word = tl.load(edits.local_positions + row), words_of(tile, SIDE)
-    touched = tl.load(_of_tiles(tables.touched + slot * tables.num_words, word), mask=_exist(tables, tile), other=0)
-    limits, penalties = tables.limits + slot * 4, tables.penalties + slot * 4
-    too_short = tl.load(edits.positions + row) < tl.load(limits)
-    only_allowed, num_bad_words, has_bias = tl.load(limits + 1) != 0, tl.load(limits + 2), tl.load(limits + 3) != 0
+    start, exist = tables.touched + line_at(slot, tables.num_words), _exist(tables, tile)
+    touched = tl.load(_of_tiles(start, word), mask=exist, other=0)
+    penalties = tables.penalties + slot.to(tl.int64) * 4
     repetition, frequency, presence = tl.load(penalties), tl.load(penalties + 1), tl.load(penalties + 2)
-    asked = num_drafts, too_short, only_allowed, num_bad_words, has_bias, repetition, frequency, presence
-    return touched, asked
+    flags = tl.load(penalties + 3).to(tl.int32)
+    return touched, (num_drafts, flags, repetition, frequency, presence)
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def begin_to_lay(rows, edits, row, tile, loaded, SIDE: tl.constexpr):
     """
     overlay, tables, word = rows.edits, edits.tables, words_of(tile, SIDE)
     touched, asked = loaded
-    num_drafts, only_allowed = asked[0], asked[2]
+    num_drafts, flags = asked[0], asked[1]
     # Drafts before the row count as output.
     back = 0
     while back < num_drafts:
@@ -103,14 +103,15 @@ def begin_to_lay(rows, edits, row, tile, loaded, SIDE: tl.constexpr):
         touched |= tl.where(word == draft >> 5, 1 << (draft & 31), 0)
         back += 1
     thread, slice = tl.arange(0, STRANDS // SIDE)[None, :, None], tl.arange(0, SLICES)[None, None, :]
-    tl.store(_of_tiles(overlay.touched + row * overlay.words, word), touched, mask=_exist(tables, tile) & (thread == 0))
+    start, exist = overlay.touched + line_at(row, overlay.words), _exist(tables, tile)
+    tl.store(_of_tiles(start, word), touched, mask=exist & (thread == 0))
     # One strand after the other: threads would exchange what has four dimensions.
     left = _bits_of(touched, thread * SIDE, slice)
     if SIDE == 2:
         left = tl.join(left, _bits_of(touched, thread * SIDE + 1, slice))
     else:
         left = left[:, :, None]
-    return tl.where(only_allowed, 2, 1), left, asked
+    return tl.where((flags & ALLOWED) != 0, 2, 1), left, asked
 
 
 @triton.jit
@@ -127,11 +128,12 @@ def most_left(left):
 
 @triton.jit
 def num_bits(x):
-    """How many of the lower 16 bits of int32 are set, of which no others are."""
-    pairs = x - ((x >> 1) & 0x5555)
-    fours = (pairs & 0x3333) + ((pairs >> 2) & 0x3333)
-    eights = (fours + (fours >> 4)) & 0x0F0F
-    return (eights + (eights >> 8)) & 31
+    """How many bits of int32 are set, in the way that the compiler makes one instruction of."""
+    x = x.to(tl.uint32)
+    pairs = x - ((x >> 1) & 0x55555555)
+    fours = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+    eights = (fours + (fours >> 4)) & 0x0F0F0F0F
+    return ((eights * 0x01010101) >> 24).to(tl.int32)
 
 
 @triton.jit
@@ -151,8 +153,8 @@ def load_next(rows, edits, row, slot, tile, left):
     mask = (left != 0) & (ids < rows.vocab_size)
     x = load_logits(rows, row, ids, mask)
     if rows.bitmask is not None:
-        x = tl.where(_has_bit(rows.bitmask + row * rows.bitmask_stride, ids, mask), x, MINUS_INF)
-    entry = tl.load(tables.entries + slot * tables.vocab_size + ids, mask=mask, other=0)
+        x = tl.where(_has_bit(rows.bitmask + line_at(row, rows.bitmask_stride), ids, mask), x, MINUS_INF)
+    entry = tl.load(tables.entries + line_at(slot, tables.vocab_size) + ids, mask=mask, other=0)
     return tl.where(mask, ids, -1), bit, x, entry
 
 
@@ -164,25 +166,31 @@ def lay_next(rows, edits, row, slot, asked, ids, x, entry):
     asked: of `begin_to_lay`.
     """
     overlay, tables = rows.edits, edits.tables
-    num_drafts, too_short, only_allowed, num_bad_words, has_bias, repetition, frequency, presence = asked
+    num_drafts, flags, repetition, frequency, presence = asked
     mask = ids >= 0
     entry = _with_drafts(edits, row, num_drafts, ids, entry)
-    forbidden = ((entry & MASKED) != 0) | (((entry & STOPS) != 0) & too_short)
-    forbidden = forbidden | (((entry & ALLOWED) == 0) & only_allowed)
-    if num_bad_words != 0:
-        ends = (entry & ENDS_BAD_WORD) != 0
-        forbidden = forbidden | _has_bit(tables.banned + row * tables.num_words, ids, mask & ends)
-    # What is forbidden is bad all the same.
-    x = tl.where(forbidden & (is_bad(x) == 0), MINUS_INF, x)
-    if has_bias:
-        biased = mask & ((entry & BIASED) != 0)
-        at = tl.max_contiguous(tables.bias + slot * tables.vocab_size + ids, [2, 4, 1])
-        x += tl.load(at, mask=biased, other=0.0)
+    # Most who edit ask for penalties alone.
+    if flags != 0:
+        forbidden = (entry & MASKED) != 0
+        if (flags & STOPS) != 0:
+            too_short = tl.load(edits.positions + row) < tl.load(tables.limits + 2 * slot.to(tl.int64))
+            forbidden = forbidden | (((entry & STOPS) != 0) & too_short)
+        if (flags & ALLOWED) != 0:
+            forbidden = forbidden | ((entry & ALLOWED) == 0)
+        if (flags & ENDS_BAD_WORD) != 0:
+            ends = (entry & ENDS_BAD_WORD) != 0
+            forbidden = forbidden | _has_bit(tables.banned + line_at(row, tables.num_words), ids, mask & ends)
+        # What is forbidden is bad all the same.
+        x = tl.where(forbidden & (is_bad(x) == 0), MINUS_INF, x)
+        if (flags & BIASED) != 0:
+            biased = mask & ((entry & BIASED) != 0)
+            at = tl.max_contiguous(tables.bias + line_at(slot, tables.vocab_size) + ids, [2, 4, 1])
+            x += tl.load(at, mask=biased, other=0.0)
     count = entry >> COUNT_SHIFT
     penalised = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
     penalised = penalised - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
     x = tl.where((entry & SEEN) != 0, penalised, x)
-    tl.store(tl.max_contiguous(overlay.new_values + row * overlay.width + ids, [2, 4, 1]), x, mask=mask)
+    tl.store(tl.max_contiguous(overlay.new_values + line_at(row, overlay.width) + ids, [2, 4, 1]), x, mask=mask)
     return x
 
 
@@ -215,7 +223,7 @@ def bad_words_kernel(_rows, edits):
     slot = tl.load(tables.slot_of + state)
     if slot < 0:
         return
-    num_bad_words = tl.load(tables.limits + slot * 4 + 2)
+    num_bad_words = tl.load(tables.limits + slot * 2 + 1)
     banned = tables.banned + row * tables.num_words
     start = 0
     while start < num_bad_words:

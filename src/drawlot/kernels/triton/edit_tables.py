@@ -57,7 +57,7 @@ class EditSlots:
             touched=empty(torch.int32, 0, num_words),
             bias=empty(torch.float32, 0, vocab_size),
             penalties=empty(torch.float32, 0, 4),
-            limits=empty(torch.int64, 0, 4),
+            limits=empty(torch.int64, 0, 2),
             tails=empty(torch.int32, 0, 0),
             bad_words=empty(torch.int32, 0, 0, 0),
             banned=empty(torch.int32, 0, num_words),
@@ -153,12 +153,10 @@ class EditSlots:
             tables.bias[slot].scatter_(
                 0, self._on_device(ids), self._on_device(np.fromiter(edits.bias.values(), np.float32))
             )
-        penalties = np.array([edits.repetition, edits.frequency, edits.presence, 0], np.float32)
+        penalties = np.array([edits.repetition, edits.frequency, edits.presence, _flags_of(edits)], np.float32)
         tables.penalties[slot] = self._on_device(penalties)
         num_bad_words = len(edits.bad_words)
-        asked = edits.first_stop_position, edits.allowed is not None, num_bad_words, bool(edits.bias)
-        limits = np.array(asked, np.int64)
-        tables.limits[slot] = self._on_device(limits)
+        tables.limits[slot] = self._on_device(np.array([edits.first_stop_position, num_bad_words], np.int64))
         if edits.bad_words:
             longest = tables.longest_bad_word
             words = np.stack([_at_the_end(word, longest) for word in edits.bad_words])
@@ -203,7 +201,7 @@ class EditSlots:
             touched=_grown(old.touched, 0, slots, old.num_words),
             bias=_grown(old.bias, 0, slots if biased else 0, self._vocab_size),
             penalties=_grown(old.penalties, 0, slots, 4),
-            limits=_grown(old.limits, 0, slots, 4),
+            limits=_grown(old.limits, 0, slots, 2),
             tails=_grown(old.tails, -1, slots, longest),
             bad_words=_grown(old.bad_words, -1, slots, most, longest),
             banned=_grown(old.banned, 0, num_rows if most else 0, old.num_words),
@@ -234,6 +232,18 @@ def _overlay(num_rows: int, vocab_size: int, device: torch.device) -> Overlay:
         num_words,
         width,
     )
+
+
+def _flags_of(edits: RequestEdits) -> int:
+    """Those that do something where an entry has them, or has not."""
+    flags = (
+        (ALLOWED, edits.allowed is not None),
+        (MASKED, edits.masked),
+        (STOPS, edits.first_stop_position),
+        (BIASED, edits.bias),
+        (ENDS_BAD_WORD, edits.bad_words),
+    )
+    return sum(flag.value for flag, is_on in flags if is_on)
 
 
 def _grown(old: Tensor, fill: int, *shape: int) -> Tensor:

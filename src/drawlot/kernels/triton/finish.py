@@ -168,17 +168,19 @@ def finish_kernel(
         begun = begin_list(
             rows, None, row, lists, maxima, best_groups, found, need, temperature, (top_k, top_p, min_p), T, ROOM, BLOCK
         )
-    # While tokens are being loaded.
+    # While tokens are being loaded. Who wants no logprobs goes on without it.
     raw_max, raw_log_mass, raw_maxima = row_max, row_max, maxima
     if tiles.raw_sums is not None:
-        is_apart = raw_apart(rows, scale, row)
-        raw_max, raw_log_mass, raw_maxima = raw_law(tiles, at, exists, maxima, sums, row_max, is_apart)
-        tl.store(summary.floats + 2 * summary.num_rows + row, raw_max)
-        tl.store(summary.floats + 3 * summary.num_rows + row, raw_log_mass)
+        if wants:
+            is_apart = raw_apart(rows, scale, row)
+            raw_max, raw_log_mass, raw_maxima = raw_law(tiles, at, exists, maxima, sums, row_max, is_apart)
+            tl.store(summary.floats + 2 * summary.num_rows + row, raw_max)
+            tl.store(summary.floats + 3 * summary.num_rows + row, raw_log_mass)
     # Of these rows it is known before anything is drawn that nobody reads them again.
     is_sure = ((temperature == 0) & (asks == 0) & (lists_top == 0)) | ((filtered == 0) & (wants == 0))
     if is_sure:
         decide(tiles, leaves, SHARES, OVERLAP)
+    raw_of_token, knows_raw = row_max, row < 0
     done, token, keeps_list, mass = row < 0, tl.full([], -1, tl.int32), row < 0, tl.zeros([], tl.float32)
     if temperature == 0:
         best = tl.min(tl.where(orders == highest, tile * GROUPS + group_of(best_groups), LAST_ID))
@@ -192,7 +194,7 @@ def finish_kernel(
             put_result(columns, all_columns, summary, row, token, logprob, 1, wants, is_told, num_top, ROOM)
         done = row >= 0
     if draws_from_list:
-        done, token, keeps = draw_from_list(
+        done, token, keeps, raw_of_token = draw_from_list(
             rows,
             lists,
             drawn,
@@ -221,6 +223,7 @@ def finish_kernel(
             SHARES,
             OVERLAP,
         )
+        knows_raw = done
         if RAW:
             if asks:
                 # Where all threads are: behind more branches ptxas may come to it with a part of a warp.
@@ -300,7 +303,6 @@ def finish_kernel(
             count_or_leave_rank(
                 rows,
                 tiles,
-                lists,
                 whole,
                 columns,
                 all_columns,
@@ -308,6 +310,8 @@ def finish_kernel(
                 row,
                 token,
                 raw_maxima,
+                raw_of_token,
+                knows_raw,
                 law_of_raw(raw_max, raw_log_mass),
                 num_top,
                 has_columns,

@@ -16,13 +16,14 @@ from drawlot.kernels.triton.listing import (
     value_and_token,
 )
 from drawlot.kernels.triton.noise import gumbel
+from drawlot.kernels.triton.pdl import let_next_start
 from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, z_of
 from drawlot.kernels.triton.reduce import FIXED_POINT, element_of, of_fixed, sum_by_tile, total_of, winner_of
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import ALL_COLUMNS, LISTED, put
 from drawlot.kernels.triton.sure_winner import keeps_list
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, order_of, value_of
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, load_raw, order_of, value_of
 
 _WITHOUT_TOP_K = tl.constexpr(64)
 """Tokens that the list of a row without top_k holds at least"""
@@ -139,7 +140,7 @@ def draw_from_list(
 ):
     """Whether the list held all that the row keeps, and its token, which is stored then with its summary.
 
-    And whether the row surely keeps the list otherwise.
+    And whether the row surely keeps the list otherwise; and the token's raw value for who `asks`.
 
     begun: what `begin_list` returns; filters, key: what `filters_of` and `noise_key` of `states` return; row_mass: what
     `mass_for_top_p` does; has_column: whether columns, if there are any, are to have the token; num_top: how many top
@@ -151,13 +152,16 @@ def draw_from_list(
     TELLS_CUT: tl.constexpr = not RAW and (columns is not None or all_columns is not None)
     listed, keys = list_row(rows, None, lists, row, begun, ROOM, BLOCK)
     value, token = value_and_token(keys)
+    raw = value
+    if RAW:
+        raw = load_raw(rows, row, token, tl.where(asks, token, LAST_ID) < LAST_ID)
     z = z_of(value, row_max, temperature, WIDE)
     mass = tl.exp(z)
     # Early, where other work waits for memory.
     noises = noises_of_list(token, key, TARGET_TILE, TARGET_TOKEN, WIDE)
     line = begun[0], z_of(value_of(begun[0]), row_max, temperature, WIDE)
     done, rank, num_kept, total = cut_list(lists, row, line, listed, keys, z, mass, filters, row_mass, TELLS_CUT, ROOM)
-    winner, keeps = tl.full([], -1, tl.int32), row < 0
+    winner, keeps, raw_of_winner = tl.full([], -1, tl.int32), row < 0, row_max
     if done:
         tells_all, leaves = row < 0, row < 0
         if all_columns is not None:
@@ -165,6 +169,9 @@ def draw_from_list(
             leaves = (is_told | tells_all) == 0
         if counts:
             decide(tiles, leaves, SHARES, OVERLAP)
+        if asks:
+            # What follows takes as long to begin as the rank takes to be told. It waits for the decision.
+            let_next_start(OVERLAP)
         kept = rank < num_kept
         log_mass = tl.zeros([], z.dtype)
         if TELLS_CUT:
@@ -173,6 +180,9 @@ def draw_from_list(
             tl.store(summary.cut_id + row + token * 0, token, mask=last)
             log_mass = tl.log(of_fixed(total).to(z.dtype))
         winner = race_in_list(tl.where(kept, mass, 0.0), z, kept, token, noises)
+        if RAW:
+            if asks:
+                raw_of_winner = tl.max(tl.where(token == winner, raw, MINUS_INF))
         put(drawn, summary, row, winner, 0, LISTED, row_max, log_mass)
         if columns is None and all_columns is None:
             tl.store(summary.rank + row + token * 0, rank + 1, mask=token == winner)
@@ -192,7 +202,7 @@ def draw_from_list(
                 tl.store(summary.rank + row + token * 0, tl.where(is_told, ALL_COLUMNS, rank + 1), mask=is_known)
     else:
         keeps = keeps_list(listed, total, row_mass, filters, ROOM)
-    return done, winner, keeps
+    return done, winner, keeps, raw_of_winner
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from drawlot.kernels.triton.column_values import (
 )
 from drawlot.kernels.triton.decided import decide, decide_and_leave
 from drawlot.kernels.triton.listing import comes_before, select_tiles
-from drawlot.kernels.triton.reduce import span, total_of
+from drawlot.kernels.triton.reduce import lines_of, sum_two_and_largest, total_of
 from drawlot.kernels.triton.summary import COUNT_OF_RANKS
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, is_edited, order_of, value_of
 
@@ -28,7 +28,6 @@ _FEW = tl.constexpr(64)
 def count_or_leave_rank(
     rows,
     tiles,
-    lists,
     whole,
     columns,
     all_columns,
@@ -36,6 +35,8 @@ def count_or_leave_rank(
     row,
     token,
     maxima,
+    x,
+    has_x,
     law,
     num_top,
     has_columns,
@@ -47,33 +48,29 @@ def count_or_leave_rank(
 ):
     """Tells the rank of a row's token among raw logits, and its column, if it wants one; or leaves the rank.
 
-    What takes long is left. Counts the row decided. maxima: [T], of the raw values; law: of `law_of_raw`; columns,
-    all_columns, num_top: as for `draw_from_list`; has_columns: all are stored, but for the rank.
+    What takes long is left. Counts the row decided. maxima: [T], of the raw values; x: the token's, if `has_x`; law: of
+    `law_of_raw`; columns, all_columns, num_top: as for `draw_from_list`; has_columns: all are stored, but for the rank.
     """
-    own = token + tl.arange(0, 1)
-    x = tl.max(load_as(rows, row, own, own >= 0, True))
-    tile = tl.arange(0, T)
-    selected = may_have_before(maxima, x)
-    last, first, num_tiles = span(
-        tl.where(selected, tile, -1), tl.where(selected, tile, LAST_ID), selected.to(tl.int32)
-    )
-    if num_tiles > 2:
-        select_tiles(lists, row, tile, selected)
-    # Other threads have listed tiles, and maybe stored a rank.
-    tl.debug_barrier()
-    if num_tiles <= _FEW:
+    if has_x == 0:
+        own = token + tl.arange(0, 1)
+        x = tl.max(load_as(rows, row, own, own >= 0, True))
+    # A warp has lines of tiles to itself: it knows a first and a last one to read without an exchange.
+    tile = lines_of(tl.arange(0, T))
+    selected = may_have_before(lines_of(maxima), x)
+    first, last, num_tiles = _span_of_lines(tile, selected)
+    before, total, most = sum_two_and_largest(_count_in_pairs(rows, row, first, last, x, token, law), num_tiles)
+    if total <= _FEW:
         # From here on it is known that nobody reads the row again.
         leaves = row < 0
         if all_columns is not None:
             leaves = (has_columns | wants_first(all_columns, row >= 0, num_top, ROOM)) == 0
         decide(tiles, leaves, SHARES, OVERLAP)
-        if num_tiles > 2:
-            rank = 1 + count_in_tiles(rows, row, lists, num_tiles, x, token, law, True)
-        else:
-            # Mostly: no list of them is needed, which others would have to read.
-            place = tl.arange(0, 2)
-            pair = tl.where(place == 0, first, last)
-            rank = 1 + _count_before(rows, row, pair, place < num_tiles, x, token, law, True)
+        while most > 2:
+            selected = selected & (tile > first[:, None]) & (tile < last[:, None])
+            first, last, _ = _span_of_lines(tile, selected)
+            before += tl.sum(_count_in_pairs(rows, row, first, last, x, token, law), 0)
+            most -= 2
+        rank = 1 + before
         logprob = result_of(x, law[0], law[1], law[2], True, LOGITS)
         if has_columns == 0:
             put_result(columns, all_columns, summary, row, token, logprob, rank, row >= 0, row < 0, num_top, ROOM)
@@ -85,6 +82,23 @@ def count_or_leave_rank(
         elif all_columns is not None:
             ask_for_rank_alone(tiles, whole, all_columns, row)
         decide_and_leave(tiles, SHARES, OVERLAP)
+
+
+@triton.jit
+def _span_of_lines(tile, selected):
+    """Of each line of tiles [M, N] the first and the last selected one, LAST_ID and -1 if there is none; how many."""
+    first, last = tl.min(tl.where(selected, tile, LAST_ID), 1), tl.max(tl.where(selected, tile, -1), 1)
+    return first, last, tl.sum(selected.to(tl.int32), 1)
+
+
+@triton.jit
+def _count_in_pairs(rows, row, first, last, x, token, law):
+    """As `count_in_tiles`, of raw values, in one tile or two of each line: int32 [M]."""
+    of_first, of_last = ids_of(first), ids_of(last)
+    values = load_as(rows, row, of_first, (first < LAST_ID)[:, None], True)
+    others = load_as(rows, row, of_last, (last > first)[:, None], True)
+    first, last = is_before(of_first, values, x, token, law, True), is_before(of_last, others, x, token, law, True)
+    return tl.sum(first.to(tl.int32) + last.to(tl.int32), 1)
 
 
 @triton.jit
@@ -109,22 +123,22 @@ def count_in_tiles(rows, row, lists, num_tiles, x, token, law, RAW: tl.constexpr
     while start < num_tiles:
         slot = start + tl.arange(0, _GATHER)
         tile = tl.load(lists.tile_ids + row * lists.width + slot, mask=slot < num_tiles, other=0)
-        count += _count_before(rows, row, tile, slot < num_tiles, x, token, law, RAW)
+        ids = ids_of(tile)
+        values = load_as(rows, row, ids, (slot < num_tiles)[:, None], RAW)
+        count += total_of(is_before(ids, values, x, token, law, RAW).to(tl.int32).reshape(_GATHER * TILE))
         start += _GATHER
     return count
 
 
 @triton.jit
-def _count_before(rows, row, tile, exists, x, token, law, RAW: tl.constexpr):
-    """As `count_in_tiles`, of tiles [M] that exist."""
-    ids = ids_of(tile)
-    values = load_as(rows, row, ids, exists[:, None], RAW)
+def is_before(ids, values, x, token, law, RAW: tl.constexpr):
+    """Which tokens have a probability and come before (x, token)."""
     if RAW:
         # A third of the instructions. What is higher than -inf has a probability.
         before = values >= tl.where(ids < token, tl.maximum(x, -LARGEST), value_of(order_of(x) + 1))
     else:
         before = comes_before(values, ids, x, token) & has_probability(values, ids, law)
-    return total_of(before.to(tl.int32).reshape(tile.shape[0] * TILE))
+    return before
 
 
 @triton.jit

@@ -13,7 +13,7 @@ LARGEST_KEY = tl.constexpr(2**63 - 1)
 
 
 @triton.jit
-def _rows(block):
+def lines_of(block):
     """Lines that a warp of 8 has to itself, for whose integers one instruction does."""
     N: tl.constexpr = block.shape[0]
     LINE: tl.constexpr = 128 if N >= 1024 else (N // 8 if N >= 256 else (32 if N >= 32 else N))
@@ -30,28 +30,28 @@ def _folded(block):
 
 
 @triton.jit
-def span(largest, smallest, count):
-    """Maximum, minimum and sum of three int32 blocks."""
+def sum_two_and_largest(first, second):
+    """Sums of two int32 blocks, and the maximum of the second."""
     if _ONE_BY_ONE:
-        result = tl.max(largest), tl.min(smallest), tl.sum(count)
+        result = tl.sum(first), tl.sum(second), tl.max(second)
     else:
-        result = tl.reduce((largest, smallest, count), 0, _span)
+        result = tl.reduce((first, second, second), 0, _sum_two_and_largest)
     return result
 
 
 @triton.jit
-def _span(a_largest, a_smallest, a_count, b_largest, b_smallest, b_count):
-    return tl.maximum(a_largest, b_largest), tl.minimum(a_smallest, b_smallest), a_count + b_count
+def _sum_two_and_largest(a_first, a_second, a_largest, b_first, b_second, b_largest):
+    return a_first + b_first, a_second + b_second, tl.maximum(a_largest, b_largest)
 
 
 @triton.jit
 def span_and_moments(largest, smallest, count, x):
-    """As `span`, and the sums of x [N] (float32) and of its squares."""
+    """Maximum, minimum and sum of three int32 blocks, and the sums of x [N] (float32) and of its squares."""
     if _ONE_BY_ONE:
         result = tl.max(largest), tl.min(smallest), tl.sum(count), tl.sum(x), tl.sum(x * x)
     else:
-        high, low, num = tl.max(_rows(largest), 1), tl.min(_rows(smallest), 1), tl.sum(_rows(count), 1)
-        total, squares = tl.sum(_rows(x), 1), tl.sum(_rows(x * x), 1)
+        high, low, num = tl.max(lines_of(largest), 1), tl.min(lines_of(smallest), 1), tl.sum(lines_of(count), 1)
+        total, squares = tl.sum(lines_of(x), 1), tl.sum(lines_of(x * x), 1)
         result = tl.reduce((high, low, num, total, squares), 0, _span_and_moments)
     return result
 
@@ -98,7 +98,7 @@ def sum_of_masses(mass):
 @triton.jit
 def total_of(count):
     """Sum of an int32 block."""
-    return tl.sum(tl.sum(_rows(count), 1), 0)
+    return tl.sum(tl.sum(lines_of(count), 1), 0)
 
 
 @triton.jit
@@ -114,7 +114,7 @@ def sum_two(first, second):
         result = tl.sum(first), tl.sum(second)
     else:
         first, second = _folded(first), _folded(second)
-        result = tl.reduce((tl.sum(_rows(first), 1), tl.sum(_rows(second), 1)), 0, _sum_two)
+        result = tl.reduce((tl.sum(lines_of(first), 1), tl.sum(lines_of(second), 1)), 0, _sum_two)
     return result
 
 

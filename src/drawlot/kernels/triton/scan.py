@@ -17,15 +17,16 @@ from drawlot.kernels.triton.values import (
     is_bad,
     is_edited,
     laid_over,
-    load_all_logits,
+    line_at,
+    load_line,
     order_of,
     slices_of,
 )
 
 GROUPS = tl.constexpr(32)
 LOG2_E = tl.constexpr(1.4426950408889634)
-_LAST_ROWS = tl.constexpr(16)
-"""Of which as many programs read as run at once"""
+_LAST_ROWS = tl.constexpr(32)
+"""Of which edited ones come first: one a lane of a warp"""
 
 
 @triton.jit
@@ -160,37 +161,40 @@ def scan_block(
 
     FULL: as for `scan_kernel`.
     """
-    row = (item // NUM_BLOCKS).to(tl.int64)
+    row = item // NUM_BLOCKS
     tile = (item % NUM_BLOCKS) * TILES + tl.arange(0, TILES)
     SIDE: tl.constexpr = 32 // rows.logits.dtype.element_ty.primitive_bitwidth
     ids = slices_of(tile)
     if FULL:
         # Of what there is no tile of, the last one is read: masks take 23 of 254 instructions in float32.
         ids = slices_of(tl.minimum(tile, rows.num_tiles - 1))
+    # In front of all branches: behind one the compiler does not see that 32 bits are wide enough.
+    start, at = line_at(row, rows.stride), line_at(row, tiles.stride) + tile
     follow_of_many(EARLY, OVERLAP)
     if rows.edits_of is not None:
-        row = _edited_earlier(rows.edits_of.tables, states, row, tl.num_programs(0) // NUM_BLOCKS)
+        row = _edited_earlier(states, item, NUM_BLOCKS)
+        start, at = line_at(row, rows.stride), line_at(row, tiles.stride) + tile
+    row = row.to(tl.int64)
     # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
     state = tl.load(states.index + row).to(tl.int32)
     if FULL:
-        logits = load_all_logits(rows, row, ids, None)
+        logits = load_line(rows, start, ids, None)
     else:
         # Not masked by tile: past the last one no id is a token's.
-        logits = load_all_logits(rows, row, ids, ids >= 0)
+        logits = load_line(rows, start, ids, ids >= 0)
     if item == 0:
         place = tl.arange(0, 8)
         counts = tl.where(place == UNDECIDED, -2 * undecided, tl.where(place == NUM_ROWS, undecided, 0))
         tl.store(tiles.control + place, counts.to(tl.int64))
     # Behind that branch, lest the compiler wait for the state before it loads logits; with edits behind another one.
     if rows.edits_of is None:
-        scale, wants, apart = asked_of_scan(states, tl.maximum(state, 0))
+        scale, wants, apart, _ = asked_of_scan(states, tl.maximum(state, 0))
     if state >= 0:
         if rows.edits_of is not None:
-            scale, wants, apart = asked_of_scan(states, state)
+            scale, wants, apart, slot = asked_of_scan(states, state)
         exists = of_each(tile < rows.num_tiles, ids)
         raw = grammar_masked_slices(rows, row, logits, tile, SIDE)
         if rows.edits_of is not None:
-            slot = tl.load(rows.edits_of.tables.slot_of + state)
             kind = 0
             if slot >= 0:
                 # All on its way while logits are, and while raw values are summed.
@@ -200,11 +204,11 @@ def scan_block(
                 if tiles.raw_sums is not None:
                     if wants:
                         # First, since raw values that are kept beside edited ones would take too many registers.
-                        _put_raw_tiles(rows, tiles, row, tile, raw, tile_maxima(raw))
+                        _put_raw_tiles(rows, tiles, at, tile, raw, tile_maxima(raw))
                 x = _edited(rows, row, slot, tile, kind, left, asked, first, raw)
-                _put_tiles(rows, tiles, row, tile, logits, x, scale)
+                _put_tiles(rows, tiles, at, tile, logits, x, scale)
             else:
-                _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, apart)
+                _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart)
             if item % NUM_BLOCKS == 0:
                 tl.store(rows.edits.kind + row, kind)
         elif rows.edits is not None:
@@ -212,32 +216,34 @@ def scan_block(
             if kind != 0:
                 if tiles.raw_sums is not None:
                     if wants:
-                        _put_raw_tiles(rows, tiles, row, tile, raw, tile_maxima(raw))
+                        _put_raw_tiles(rows, tiles, at, tile, raw, tile_maxima(raw))
                 x = laid_over(rows.edits, kind, rows, row, raw, ids, exists)
-                _put_tiles(rows, tiles, row, tile, logits, x, scale)
+                _put_tiles(rows, tiles, at, tile, logits, x, scale)
             else:
-                _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, apart)
+                _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart)
         else:
-            _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, apart)
+            _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart)
 
 
 @triton.jit
-def _edited_earlier(tables, states, row, num_rows):
-    """The row that is read in place of one: of the last ones, edited ones come first.
+def _edited_earlier(states, item, NUM_BLOCKS: tl.constexpr):
+    """The row of a program: of the last rows, edited ones come first.
 
-    Their programs take longer, and the last programs of a scan are waited for. Of so few rows all are read at once.
+    Their programs take longer, and the last programs of a scan are waited for. Of no more rows all are read at once.
     """
-    first = num_rows - _LAST_ROWS
-    if (first > 0) & (row >= first):
-        # One a lane of a warp, by whose sums alone the compiler sees that all threads read the same row.
-        place = tl.arange(0, 32)
-        is_last = place < _LAST_ROWS
-        state = tl.load(states.index + first + place, mask=is_last, other=-1)
-        slot = tl.load(tables.slot_of + tl.maximum(state, 0), mask=state >= 0, other=-1)
-        edits = (slot >= 0).to(tl.int32)
+    row = item // NUM_BLOCKS
+    # By programs, lest all work out how many rows there are.
+    start = tl.num_programs(0) - _LAST_ROWS * NUM_BLOCKS
+    if (start > 0) & (item >= start):
+        first = row - (item - start) // NUM_BLOCKS
+        # By sums of a warp alone the compiler sees that all threads read the same row.
+        place = tl.arange(0, _LAST_ROWS)
+        state = tl.load(states.index + first + place)
+        slot = asked_of_scan(states, tl.maximum(state, 0))[3]
+        edits = ((state >= 0) & (slot >= 0)).to(tl.int32)
         before = num_bits(tl.sum(edits << place) & ((1 << place) - 1))
         at = tl.where(edits != 0, before, tl.sum(edits) + place - before)
-        row = first + tl.sum(tl.where(at == (row - first).to(tl.int32), place, 0)).to(tl.int64)
+        row = first + tl.sum(tl.where(at == row - first, place, 0))
     return row
 
 
@@ -269,16 +275,16 @@ def _edited(rows, row, slot, tile, kind, left, asked, first, raw):
 
 
 @triton.jit
-def _put_unedited_tiles(rows, tiles, row, tile, logits, raw, scale, apart):
+def _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart):
     """Stores what `Tiles` holds of tiles of raw values."""
-    maxima = _put_tiles(rows, tiles, row, tile, logits, raw, scale)
+    maxima = _put_tiles(rows, tiles, at, tile, logits, raw, scale)
     if tiles.raw_sums is not None:
         if apart:
-            _put_raw_tiles(rows, tiles, row, tile, raw, maxima)
+            _put_raw_tiles(rows, tiles, at, tile, raw, maxima)
 
 
 @triton.jit
-def _put_tiles(rows, tiles, row, tile, logits, x, scale):
+def _put_tiles(rows, tiles, at, tile, logits, x, scale):
     """Stores what `Tiles` holds of tiles of values x, but for raw ones, and returns their maxima."""
     LANES: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth
     maxima, best_groups = best_group(x, 32 // LANES)
@@ -287,7 +293,7 @@ def _put_tiles(rows, tiles, row, tile, logits, x, scale):
         # What hides a NaN from the sum does not from the status of its row.
         bad = tile_maxima(is_bad(logits).to(tl.int32))
         sums = tl.where(bad != 0, float("nan"), sums)
-    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
+    exists = tile < rows.num_tiles
     _put(tiles.maxima, at, tl.where(exists, maxima, MINUS_INF), x, LANES)
     _put(tiles.sums, at, tl.where(exists, sums, 0.0), x, LANES)
     _put(tiles.best_groups, at, tl.where(exists, best_groups, MINUS_INF_ORDER & -GROUPS), x, LANES)
@@ -295,10 +301,10 @@ def _put_tiles(rows, tiles, row, tile, logits, x, scale):
 
 
 @triton.jit
-def _put_raw_tiles(rows, tiles, row, tile, raw, maxima):
+def _put_raw_tiles(rows, tiles, at, tile, raw, maxima):
     """Stores what raw logprobs need of tiles of raw values."""
     LANES: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth
-    at, exists = row * tiles.stride + tile, tile < rows.num_tiles
+    exists = tile < rows.num_tiles
     _put(tiles.raw_maxima, at, tl.where(exists, maxima, MINUS_INF), raw, LANES)
     _put(tiles.raw_sums, at, tl.where(exists, tile_sums(raw, maxima, 1.0), 0.0), raw, LANES)
 

@@ -22,7 +22,7 @@ from drawlot.kernels.triton.tensors import refuse_capture
 FIRST_INT, WANTED, NUM_TOP, SLOT, NUM_FIELDS = 3, 6, 7, 8, 9
 ASKED = NUM_FIELDS
 _BITS_OF_ONE = 0x3F800000
-_TOP_K, _WANTED = tl.constexpr(FIRST_INT), tl.constexpr(WANTED)
+_TOP_K, _WANTED, _SLOT = tl.constexpr(FIRST_INT), tl.constexpr(WANTED), tl.constexpr(SLOT)
 _BLOCK, _FIELDS = 128, tl.constexpr(triton.next_power_of_2(NUM_FIELDS))
 
 
@@ -147,18 +147,22 @@ def write_kernel(staging, table, num_states, NUM_FIELDS: tl.constexpr, BLOCK: tl
     temperature = tl.load(line + 1, mask=exists, other=0).to(tl.float64, bitcast=True)
     top_k = tl.load(line + 1 + _TOP_K, mask=exists, other=0)
     wanted = tl.load(line + 1 + _WANTED, mask=exists, other=0)
+    slot = tl.load(line + 1 + _SLOT, mask=exists, other=-1)
     # Whatever the host's memory holds, nothing is written outside of the table.
     is_staged = (at < count) & (state >= 0) & (state < num_states)
     tl.store(table + field * num_states + state[:, None], numbers, mask=is_staged[:, None] & (field < NUM_FIELDS))
     asked = table + NUM_FIELDS * num_states
-    tl.store(asked + state, bits_for_scan(temperature, top_k, wanted), mask=is_staged)
+    tl.store(asked + state, bits_for_scan(temperature, top_k, wanted, slot), mask=is_staged)
     # What a thread stores it has read: behind the barrier nobody waits for a line, and the host may write there.
     tl.debug_barrier()
     tl.store(staging.done + tl.program_id(0), 1)
 
 
 def asked_of(floats: Tensor, ints: Tensor, wanted: Tensor | None) -> Tensor:
-    """`States.asked` for tables that no `StateTable` writes; wanted: uint8 [S], None: nobody wants logprobs."""
+    """`States.asked` for tables that no `StateTable` writes; wanted: uint8 [S], None: nobody wants logprobs.
+
+    No request owns a slot.
+    """
     count = floats.shape[1]
     asked = ints.new_empty(count)
     launch = Launch(asked_kernel, lambda n: triton.cdiv(n, _BLOCK), wanted, asked, count, BLOCK=_BLOCK)
@@ -175,4 +179,4 @@ def asked_kernel(floats, ints, wanted, asked, count, BLOCK: tl.constexpr):
     wants = top_k * 0
     if wanted is not None:
         wants = tl.load(wanted + at, mask=at < count, other=0).to(tl.int64)
-    tl.store(asked + at, bits_for_scan(temperature, top_k, wants), mask=at < count)
+    tl.store(asked + at, bits_for_scan(temperature, top_k, wants, top_k * 0 - 1), mask=at < count)

@@ -59,6 +59,15 @@ def strands_of(SIDE: tl.constexpr):
 
 
 @triton.jit
+def line_at(row, stride):
+    """int64: where a row's line begins, row * stride: one instruction, since neither is negative."""
+    row = row.to(tl.uint32)
+    # A compile-time 1 and 64 bits, too.
+    stride = stride + row * 0
+    return (row.to(tl.uint64) * stride.to(tl.uint64)).to(tl.int64)
+
+
+@triton.jit
 def widened(x):
     """As float32, whose values they are."""
     if x.dtype == tl.bfloat16:
@@ -79,7 +88,13 @@ def load_logits(rows, row, ids, mask):
 @triton.jit
 def load_all_logits(rows, row, ids, mask):
     """As `load_logits`, for a pass over all rows, of which few are read again; mask: None, if all ids are tokens'."""
-    at = rows.logits + row * rows.stride + ids
+    return load_line(rows, line_at(row, rows.stride), ids, mask)
+
+
+@triton.jit
+def load_line(rows, start, ids, mask):
+    """As `load_all_logits`, of the row whose line starts there."""
+    at = rows.logits + start + ids
     if len(ids.shape) == 3:
         # As if tiles were side by side rather than slices: else Triton 3.9 gives a tile's slices to different threads.
         at = tl.max_contiguous(at, [2, 1, 32])
@@ -139,7 +154,7 @@ def grammar_masked_slices(rows, row, x, tiles, SIDE: tl.constexpr):
     if rows.bitmask is not None:
         word = words_of(tiles, SIDE)
         # As if those of threads were side by side, so that each loads what it needs.
-        at = tl.max_contiguous(rows.bitmask + row * rows.bitmask_stride + word, [2, 4, 1])
+        at = tl.max_contiguous(rows.bitmask + line_at(row, rows.bitmask_stride) + word, [2, 4, 1])
         words = tl.load(at, mask=word * 32 < rows.vocab_size, other=0)
         bit = strands_of(SIDE)[:, None, :, :, None] * GROUP + tl.arange(0, GROUP)[None, None, None, None, :]
         is_allowed = ((tl.permute(words, (0, 2, 1))[:, :, :, None, None] >> bit) & 1) != 0

@@ -1,0 +1,99 @@
+"""Ranks among raw logits of tokens that short lists of edited values have told."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+# Read when Triton is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton")
+
+from drawlot import LogitsRows, Sampler, SamplingParams
+from drawlot.kernels.triton import from_list, ranks
+from tests.kernel_mutant import KernelMutant
+
+# The interpreter computes in NumPy, which warns where a GPU does not.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+V, N, LIKELY = 10_000, 24, 40
+"""79 tiles: the line of a list is drawn through these"""
+EDITS = (
+    {"repetition_penalty": 1.3},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.5},
+    {"presence_penalty": -1.0},
+    {"repetition_penalty": 1.1, "logit_bias": {7: 3.0, 9000: 15.0, 300: -2.0}},
+    {"allowed_token_ids": list(range(0, V, 2)), "frequency_penalty": 0.3},
+    {"repetition_penalty": 3.0},
+)
+
+
+def likely_rows(rng: np.random.Generator) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Logits of which few are likely, many tied, in a few tiles or in many; and histories that have many of these."""
+    logits = rng.normal(-6, 1, (N, V)).round(1)
+    histories = []
+    for i, row in enumerate(logits):
+        num_far = 3 if i < N // 2 else LIKELY // 2
+        near, far = rng.permutation(512)[: LIKELY - num_far], rng.permutation(V)[:num_far]
+        likely = np.concatenate((near, far))
+        row[likely] = rng.normal(3, 1, LIKELY).round(1)
+        histories.append(rng.permutation(likely)[: rng.integers(2, LIKELY - 5)])
+    return logits.astype(np.float32), histories
+
+
+def compare(columns: int) -> None:
+    """The same draws by the GPU backend and by the CPU's, of requests that want so many top tokens."""
+    rng = np.random.default_rng(3)
+    logits, histories = likely_rows(rng)
+    index, nothing = torch.arange(N), torch.zeros(N, dtype=torch.int64)
+    rows = LogitsRows(index, index, nothing, nothing + 30, nothing, torch.arange(N + 1, dtype=torch.int32))
+    drawn = []
+    for backend, device in (("triton", DEVICE), ("torch", torch.device("cpu"))):
+        sampler = Sampler(N, V, device=device, backend=backend)
+        for i, history in enumerate(histories):
+            filters = ({"top_k": 50, "top_p": 0.98}, {"top_k": 20}, {"top_k": 40}, {})[i % 4]
+            params = SamplingParams(seed=i, temperature=1.5, logprobs=columns, **filters, **EDITS[i % len(EDITS)])
+            sampler.add_request(i, params, history[::2].tolist(), history[1::2].tolist())
+        out = sampler(torch.from_numpy(logits).to(device), LogitsRows(*(field.to(device) for field in rows[:6])))
+        drawn.append((out.token_ids.tolist(), out.logprobs.selected_token_ranks.tolist()))
+    assert drawn[0][0] == drawn[1][0]
+    assert drawn[0][1] == drawn[1][1], [n for n, (a, b) in enumerate(zip(drawn[0][1], drawn[1][1])) if a != b]
+
+
+@pytest.mark.parametrize("columns", [0, 2])
+def test_ranks_are_the_references(columns: int) -> None:
+    compare(columns)
+
+
+WRONG = [
+    KernelMutant(
+        "edited values",
+        ranks._count_in_pairs,
+        "(first < LAST_ID)[:, None], True)",
+        "(first < LAST_ID)[:, None], False)",
+    ),
+    KernelMutant(
+        "edited values of the last",
+        ranks._count_in_pairs,
+        "(last > first)[:, None], True)",
+        "(last > first)[:, None], False)",
+    ),
+    KernelMutant("one tile twice", ranks._count_in_pairs, "(last > first)[:, None]", "(last >= first)[:, None]"),
+    KernelMutant("two tiles of a line", ranks.count_or_leave_rank, "while most > 2:", "while most > 99:"),
+    KernelMutant("the edited value", from_list.draw_from_list, "token == winner, raw,", "token == winner, value,"),
+    KernelMutant(
+        "the edited value without a list", ranks.count_or_leave_rank, "own, own >= 0, True)", "own, own >= 0, False)"
+    ),
+    KernelMutant("too few tiles", ranks.may_have_before, "maxima >= x", "maxima >= x + 1.0"),
+    KernelMutant("counted with itself", ranks.is_before, "tl.where(ids < token,", "tl.where(ids <= token,"),
+]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for Triton's interpreter")
+@pytest.mark.parametrize("mutant", WRONG, ids=lambda mutant: mutant.name)
+def test_wrong_ranks_are_seen(mutant: KernelMutant) -> None:
+    with mutant.planted(), pytest.raises(AssertionError):
+        compare(0)

@@ -1,7 +1,6 @@
 """The stateful sampler on the GPU backend's own tables: compiled where there is a GPU, else interpreted."""
 
 import os
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,80 +11,16 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
-import triton
-import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from drawlot import InputError, LogitsRows, RowStatus, Sampler, SamplerOutput, SamplingParams
-from drawlot.kernels.triton.launch import _unpacked
-from drawlot.kernels.triton.scan import _edited_earlier
-from drawlot.kernels.triton.values import grammar_masked_slices, strands_of, words_of
+from drawlot import InputError, LogitsRows, RowStatus, Sampler, SamplingParams
 from tests import edit_mutants
 from tests.kernel_mutant import KernelMutant
+from tests.sampler_pair import DEVICE, INTERPRETED, Pair, V, few_tokens, rows_of
 from tests.without_gpu import counted
 
 # The interpreter computes in NumPy, which warns where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-INTERPRETED = pytest.mark.skipif(torch.cuda.is_available(), reason="for Triton's interpreter")
-V = 300
-
-
-def rows_of(requests: Sequence[int], positions: Sequence[int], drafts: Sequence[Sequence[int]] = ()) -> LogitsRows:
-    """A row for each request and one for each of its drafts; positions are those of first rows."""
-    drafts = drafts or [()] * len(requests)
-    counts = torch.tensor([1 + len(ids) for ids in drafts])
-    local = torch.cat([torch.arange(count) for count in counts])
-    index = torch.tensor(requests)
-    fields = (
-        index,
-        index.repeat_interleave(counts),
-        local,
-        torch.tensor(positions).repeat_interleave(counts) + local,
-        torch.tensor([token for ids in drafts for token in (0, *ids)]),
-        torch.cat((torch.zeros(1), counts.cumsum(0))).to(torch.int32),
-    )
-    return LogitsRows(*(field.to(DEVICE) for field in fields))
-
-
-class Pair:
-    """The backend and the CPU's, given the same."""
-
-    def __init__(self, max_num_reqs: int, mode: str = "raw_logprobs") -> None:
-        self.triton = Sampler(max_num_reqs, V, device=DEVICE, logprobs_mode=mode, backend="triton")
-        self.torch = Sampler(max_num_reqs, V, logprobs_mode=mode, backend="torch")
-
-    def add(self, row: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int] = (), bad=()) -> None:
-        for sampler in (self.triton, self.torch):
-            sampler.add_request(row, params, prompt, output, bad_words_token_ids=bad)
-
-    def remove(self, row: int) -> None:
-        self.triton.remove_request(row)
-        self.torch.remove_request(row)
-
-    def draw(self, logits: torch.Tensor, rows: LogitsRows, bitmask: torch.Tensor | None = None) -> SamplerOutput:
-        """What both draw."""
-        got = self.triton(logits.to(DEVICE), rows, None if bitmask is None else bitmask.to(DEVICE))
-        expected = self.torch(logits, LogitsRows(*(field.cpu() for field in rows[:6])), bitmask)
-        assert got.token_ids.tolist() == expected.token_ids.tolist()
-        assert got.status.tolist() == expected.status.tolist()
-        if expected.logprobs is not None:
-            columns = expected.logprobs.logprobs.shape[1]
-            assert got.logprobs.selected_token_ranks.tolist() == expected.logprobs.selected_token_ranks.tolist()
-            # The backend's columns are those that requests alive want, not only those of the batch.
-            ids, values = got.logprobs.logprob_token_ids.cpu(), got.logprobs.logprobs.cpu()
-            assert torch.equal(ids[:, :columns], expected.logprobs.logprob_token_ids)
-            torch.testing.assert_close(values[:, :columns], expected.logprobs.logprobs, rtol=1e-6, atol=1e-6)
-            assert (ids[:, columns:] == -1).all()
-            assert (values[:, columns:] == -torch.inf).all()
-        return expected
-
-    def commit(self, requests: Sequence[int], tokens: torch.Tensor, num_sampled: Sequence[int]) -> None:
-        arguments = torch.tensor(requests), tokens, torch.tensor(num_sampled, dtype=torch.int32)
-        self.triton.commit(*(argument.to(DEVICE) for argument in arguments))
-        self.torch.commit(*arguments)
-
 
 REQUESTS = (
     {"seed": 1, "repetition_penalty": 1.3, "frequency_penalty": 0.7, "presence_penalty": -0.4, "logprobs": 9},
@@ -97,13 +32,6 @@ REQUESTS = (
     {"seed": 6, "top_p": 0.9, "repetition_penalty": 0.5, "logit_bias": {4: 2.0}, "logprobs": 9},
 )
 BAD_WORDS = ((), ([5],), ([1, 2], [2, 1, 3]), (), ([2, 2], [6, 7, 8, 9, 1]), ([3],), ([1, 1],))
-
-
-def few_tokens(rng: np.random.Generator, n: int) -> torch.Tensor:
-    """Logits by which few tokens are likely, so that what was drawn bears on what is drawn next."""
-    logits = rng.normal(-9, 1, (n, V)).astype(np.float32)
-    logits[:, :10] = rng.normal(0, 1, (n, 10))
-    return torch.from_numpy(logits)
 
 
 def take_steps(mode: str) -> None:
@@ -176,98 +104,6 @@ def edit_tokens_anywhere() -> None:
 
 def test_edits_of_tokens_anywhere() -> None:
     edit_tokens_anywhere()
-
-
-def draw_many_rows() -> None:
-    """So many that of the last ones edited rows are read first: among them such rows, others, and none."""
-    rng = np.random.default_rng(6)
-    pair = Pair(34)
-    for row in range(34):
-        bias = {int(rng.integers(V)): 9.0} if row % 3 == 1 else None
-        pair.add(row, SamplingParams(seed=row, logit_bias=bias, logprobs=0), [1])
-    requests = rng.permutation([*range(34), -1, -1])
-    for n in (36, 33):
-        pair.draw(few_tokens(rng, n), rows_of(requests[-n:].tolist(), [1] * n))
-
-
-def test_edited_rows_come_first_among_the_last() -> None:
-    draw_many_rows()
-
-
-@triton.jit
-def order_kernel(_rows, states, read, BLOCKS: tl.constexpr):
-    """Program: one block of a row of a scan; stores which row it reads."""
-    tl.store(read + tl.program_id(0), _edited_earlier(states, tl.program_id(0), BLOCKS))
-
-
-@INTERPRETED
-@pytest.mark.parametrize("n", [32, 33, 42])
-def test_order_of_the_last_rows(n: int) -> None:
-    sampler = Sampler(40, V, backend="triton")
-    for row in range(40):
-        sampler.add_request(row, SamplingParams(logit_bias={1: 1.0} if row % 3 == 1 else None), [1])
-    requests = torch.tensor(np.random.default_rng(6).permutation([*range(40), -1, -1])[-n:])
-    rows = rows_of(requests.tolist(), [1] * n)
-    sampler.apply_staged_writes()
-    states = _unpacked(sampler._steps._packed_states(rows, n))
-    read = torch.empty(3 * n, dtype=torch.int64)
-    order_kernel[(3 * n,)](None, states, read, 3)
-    kept = n - 32 if n > 32 else n
-    last = sorted(range(kept, n), key=lambda row: (int(requests[row]) % 3 != 1, row))
-    assert read.view(n, 3).T.tolist() == [[*range(kept), *last]] * 3
-
-
-EDITED_EARLIER = [
-    KernelMutant("none after edited rows", _edited_earlier, "tl.sum(edits) + place - before", "place"),
-    KernelMutant("edited rows where they are", _edited_earlier, "edits != 0, before,", "edits != 0, place,"),
-]
-
-
-@INTERPRETED
-@pytest.mark.parametrize("mutant", EDITED_EARLIER, ids=lambda mutant: mutant.name)
-def test_wrong_orders_of_the_last_rows_are_seen(mutant: KernelMutant) -> None:
-    with mutant.planted(), pytest.raises((AssertionError, InterpreterError)):
-        draw_many_rows()
-
-
-def draw_under_a_bitmask() -> None:
-    """Rows with edits and without, of which the best token is among the allowed ones, any of the vocabulary."""
-    rng = np.random.default_rng(8)
-    pair, n = Pair(12), 12
-    for row in range(n):
-        bias = dict.fromkeys(rng.integers(0, V, 30).tolist(), 2.0) if row % 2 else None
-        pair.add(row, SamplingParams(temperature=0.0, logit_bias=bias, logprobs=0), [1])
-    bitmask = torch.from_numpy(rng.integers(-(2**31), 2**31, (n, -(-V // 32)), dtype=np.int32))
-    # A thread has twice as many tokens of half the width.
-    for dtype in (torch.float32, torch.bfloat16):
-        logits = torch.from_numpy(rng.normal(0, 1, (n, V)).astype(np.float32)).to(dtype)
-        pair.draw(logits, rows_of(range(n), [1] * n), bitmask)
-
-
-def test_rows_under_a_bitmask() -> None:
-    draw_under_a_bitmask()
-
-
-MASKED = [
-    KernelMutant(
-        "a bit for a group",
-        grammar_masked_slices,
-        "* GROUP + tl.arange(0, GROUP)",
-        "* GROUP + 0 * tl.arange(0, GROUP)",
-    ),
-    KernelMutant("the word of the first slice", words_of, "thread * 0 + slice", "thread * 0 + slice * 0"),
-    KernelMutant("a thread's strands alike", strands_of, "+ tl.arange(0, SIDE)[", "+ 0 * tl.arange(0, SIDE)["),
-    KernelMutant(
-        "edited as if allowed", edit_mutants.edit_kernels.load_next, "ids, mask), x, MINUS_INF)", "ids, mask), x, x)"
-    ),
-]
-
-
-@INTERPRETED
-@pytest.mark.parametrize("mutant", MASKED, ids=lambda mutant: mutant.name)
-def test_wrong_bitmasks_are_seen(mutant: KernelMutant) -> None:
-    with mutant.planted(), pytest.raises(AssertionError):
-        draw_under_a_bitmask()
 
 
 def draw_from_lists(mode: str) -> None:

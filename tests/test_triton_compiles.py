@@ -66,9 +66,9 @@ def test_scans_load_logits_before_they_wait(dtype: str, asks: str) -> None:
     assert len(forms) == (1 if dtype == "float32" else 2)
     for form in forms:
         loads = re.findall(r"LDG[.A-Z0-9]*", form)
-        # The number of the request, of which half is read where nothing else needs it; before it, with edits, what
-        # orders the last rows.
-        first = 3 * ["LDG.E.64"] if "repetition_penalty" in asks else ["LDG.E"]
+        # Half of the number of the request, which is all of it; before it, with edits, what orders the last rows: such
+        # numbers, and who has a slot.
+        first = ["LDG.E.64", "LDG.E", "LDG.E"] if "repetition_penalty" in asks else ["LDG.E"]
         assert loads[: len(first) + 4] == first + 4 * ["LDG.E.EF.128"]
         assert loads[len(first) + 4].startswith("LDG.E")
 

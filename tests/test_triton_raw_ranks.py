@@ -88,7 +88,7 @@ WRONG = [
         "the edited value without a list", ranks.count_or_leave_rank, "own, own >= 0, True)", "own, own >= 0, False)"
     ),
     KernelMutant("too few tiles", ranks.may_have_before, "maxima >= x", "maxima >= x + 1.0"),
-    KernelMutant("counted with itself", ranks.is_before, "tl.where(ids < token,", "tl.where(ids <= token,"),
+    KernelMutant("counted with itself", ranks._is_before, "tl.where(ids < token,", "tl.where(ids <= token,"),
 ]
 
 

@@ -58,7 +58,7 @@ def count_or_leave_rank(
     tile = lines_of(tl.arange(0, T))
     selected = may_have_before(lines_of(maxima), x)
     first, last, num_tiles = _span_of_lines(tile, selected)
-    before, total, most = sum_two_and_largest(_count_in_pairs(rows, row, first, last, x, token, law), num_tiles)
+    before, total, most = sum_two_and_largest(_count_in_pairs(rows, row, first, last, x, token), num_tiles)
     if total <= _FEW:
         # From here on it is known that nobody reads the row again.
         leaves = row < 0
@@ -68,7 +68,7 @@ def count_or_leave_rank(
         while most > 2:
             selected = selected & (tile > first[:, None]) & (tile < last[:, None])
             first, last, _ = _span_of_lines(tile, selected)
-            before += tl.sum(_count_in_pairs(rows, row, first, last, x, token, law), 0)
+            before += tl.sum(_count_in_pairs(rows, row, first, last, x, token), 0)
             most -= 2
         rank = 1 + before
         logprob = result_of(x, law[0], law[1], law[2], True, LOGITS)
@@ -92,13 +92,13 @@ def _span_of_lines(tile, selected):
 
 
 @triton.jit
-def _count_in_pairs(rows, row, first, last, x, token, law):
+def _count_in_pairs(rows, row, first, last, x, token):
     """As `count_in_tiles`, of raw values, in one tile or two of each line: int32 [M]."""
     of_first, of_last = ids_of(first), ids_of(last)
     values = load_as(rows, row, of_first, (first < LAST_ID)[:, None], True)
     others = load_as(rows, row, of_last, (last > first)[:, None], True)
-    first, last = is_before(of_first, values, x, token, law, True), is_before(of_last, others, x, token, law, True)
-    return tl.sum(first.to(tl.int32) + last.to(tl.int32), 1)
+    in_first = _is_before(of_first, values, x, token, None, True).to(tl.int32)
+    return tl.sum(in_first + _is_before(of_last, others, x, token, None, True).to(tl.int32), 1)
 
 
 @triton.jit
@@ -125,14 +125,14 @@ def count_in_tiles(rows, row, lists, num_tiles, x, token, law, RAW: tl.constexpr
         tile = tl.load(lists.tile_ids + row * lists.width + slot, mask=slot < num_tiles, other=0)
         ids = ids_of(tile)
         values = load_as(rows, row, ids, (slot < num_tiles)[:, None], RAW)
-        count += total_of(is_before(ids, values, x, token, law, RAW).to(tl.int32).reshape(_GATHER * TILE))
+        count += total_of(_is_before(ids, values, x, token, law, RAW).to(tl.int32).reshape(_GATHER * TILE))
         start += _GATHER
     return count
 
 
 @triton.jit
-def is_before(ids, values, x, token, law, RAW: tl.constexpr):
-    """Which tokens have a probability and come before (x, token)."""
+def _is_before(ids, values, x, token, law, RAW: tl.constexpr):
+    """Which tokens have a probability and come before (x, token); law: as for `count_in_tiles`, of raw values any."""
     if RAW:
         # A third of the instructions. What is higher than -inf has a probability.
         before = values >= tl.where(ids < token, tl.maximum(x, -LARGEST), value_of(order_of(x) + 1))

@@ -77,8 +77,7 @@ class Proof:
         """
         if not setting.on_gpu:
             return [part(setting, self, *task) for task in tasks]
-        workers = max(1, (os.cpu_count() or 1) // 2)
-        with ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=1) as pool:
+        with ProcessPoolExecutor(os.cpu_count() or 1, get_context("spawn"), max_tasks_per_child=1) as pool:
             running = [pool.submit(_checks_of, self.name, setting, part, task) for task in tasks]
             results = []
             for future in running:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from benchmarks.gpu_proof.steps import play
 from drawlot.kernels.registry import get_backend
 
 _SECONDS = 240
+_SIZES = (20_000, 4097, 129, 5)
 _CLEAN = {
     "memcheck": "ERROR SUMMARY: 0 errors",
     "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
@@ -35,9 +37,11 @@ def prove(setting: Setting, proof: Proof) -> None:
         proof.skip("compute-sanitizer", "not on this machine" if setting.on_gpu else "the device is no GPU")
         return
     # Compiling takes minutes, and many times as long under a tool: Triton's cache on disk has it from here on.
+    proof.apart(setting, _draw, [(vocab_size, number) for vocab_size in _SIZES for number in range(len(FORMS))])
     subprocess.run([sys.executable, "-m", "benchmarks.gpu_proof.sanitizer", setting.backend.name], check=True)
-    for name, clean in _CLEAN.items():
-        output = _under(tool, name, setting.backend.name)
+    with ThreadPoolExecutor(len(_CLEAN)) as threads:
+        outputs = list(threads.map(lambda name: _under(tool, name, setting.backend.name), _CLEAN))
+    for (name, clean), output in zip(_CLEAN.items(), outputs):
         if "Device not supported" in output:
             proof.skip(name, "compute-sanitizer does not support the device")
             continue
@@ -70,17 +74,21 @@ def take_all_paths(backend_name: str) -> None:
     """Draws of every kind of row in every form, and steps of a sampler with every kind of request."""
     device = torch.device("cuda")
     setting = Setting(get_backend(backend_name, device), device, small=True)
-    for vocab_size in (5, 129, 4097, 20_000):
-        for number, form in enumerate(FORMS):
-            # Made on the host: the tool would look at all of torch's kernels too.
-            batch = random_batch(torch.Generator().manual_seed(number), 2 * len(KINDS), vocab_size, form)
-            setting.draw(tree_map_only(Tensor, lambda tensor: tensor.to(device), batch))
+    for vocab_size in _SIZES:
+        for number in range(len(FORMS)):
+            _draw(setting, Proof("sanitizer"), vocab_size, number)
     play(setting, 300, seed=0)
     steps = Steps(setting, REQUESTS + EDITED, 4097, 20)
     for _ in range(3):
         steps.step()
     torch.cuda.synchronize()
     print("all paths taken", flush=True)
+
+
+def _draw(setting: Setting, _proof: Proof, vocab_size: int, number: int) -> None:
+    # Made on the host: the tool would look at all of torch's kernels too.
+    batch = random_batch(torch.Generator().manual_seed(number), 2 * len(KINDS), vocab_size, FORMS[number])
+    setting.draw(tree_map_only(Tensor, lambda tensor: tensor.to(setting.device), batch))
 
 
 def write_out_of_bounds() -> None:

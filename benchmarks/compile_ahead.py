@@ -1,10 +1,10 @@
 """Compiles for a GPU on a machine that has none: `TRITON_CACHE_DIR=DIR python -m benchmarks.compile_ahead CASE...`.
 
-Cases are those of `variants_gpu`, and forms of `gpu_proof.long_equality` (raw:128256, steps:4097). Run from the root of
-the repository, under the version of Triton that the GPU's machine has, whose cache DIR then is. PYTHONPATH may name
-another copy of drawlot. For compute capability 9.0, 132 multiprocessors. Where the GPU's machine has another version of
-Python, so that its wheel of Triton is another one, `--wheel` tells where that lies unpacked: names in the cache depend
-on it.
+Cases are those of `variants_gpu`, forms of `gpu_proof.long_equality` (raw:128256, steps:4097), and proofs of
+`gpu_proof` that compile much (badrows, invariance, laws, sanitizer). Run from the root of the repository, under the
+version of Triton that the GPU's machine has, whose cache DIR then is. PYTHONPATH may name another copy of drawlot. For
+compute capability 9.0, 132 multiprocessors. Where the GPU's machine has another version of Python, so that its wheel of
+Triton is another one, `--wheel` tells where that lies unpacked: names in the cache depend on it.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import cache, driver
 
 from benchmarks import verify_gpu
-from benchmarks.gpu_proof import long_equality, steps_equality
+from benchmarks.gpu_proof import ahead, long_equality, steps_equality
 from benchmarks.gpu_proof.proof import Setting
 from benchmarks.gpu_proof.random_rows import random_batch
 from benchmarks.variants_gpu import VERIFIED, VOCAB_SIZE, parts_of
@@ -74,6 +74,9 @@ def compile_case(name: str) -> None:
         ValueError: There is no such case.
     """
     cpu = torch.device("cpu")
+    if name in ahead.PROOFS:
+        ahead.compile_proof(name, registry.get_backend("triton", cpu))
+        return
     if ":" in name:
         form, vocab_size = long_equality.form_of(name)
         backend = registry.get_backend("triton", cpu)
@@ -107,7 +110,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         for name in given.cases:
-            (long_equality.form_of if ":" in name else parts_of)(name)
+            if name not in ahead.PROOFS:
+                (long_equality.form_of if ":" in name else parts_of)(name)
     except ValueError as error:
         parser.error(f"cases: {error}")
     if given.wheel is not None and not (given.wheel / "triton").is_dir():

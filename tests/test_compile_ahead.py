@@ -30,6 +30,7 @@ print(*(compiled.count(name) for name in ("scan_kernel", "scan_step_kernel", "fi
         ("raw+bf16:4097", [2, 0, 4, 1]),
         ("verify-filters-8", [0, 1, 0, 1]),
         ("steps:129", [6, 0, 16, 4]),
+        ("laws", [11, 0, 27, 9]),
     ],
 )
 def test_all_forms_of_a_case(case: str, kernels: list[int]) -> None:

@@ -16,6 +16,8 @@ from drawlot.kernels.inputs import SampledRows
 from tests.cases import random_batch
 
 STATE_ROWS = 40
+NUM_STEPS = 4
+"""Of a play"""
 
 
 class Step(NamedTuple):
@@ -100,12 +102,12 @@ class Script:
         return torch.from_numpy(part.astype(np.int64)).to(self._device)
 
 
-def play(setting: Setting, vocab_size: int, seed: int, num_steps: int = 4) -> list[SampledRows]:
+def play(setting: Setting, vocab_size: int, seed: int) -> list[SampledRows]:
     """What the product's sampler draws in the steps of a script, for the rows that belong to requests."""
     backend = setting.backend.name
     sampler = Sampler(STATE_ROWS, vocab_size, device=setting.device, use_fp64_gumbel=seed % 2 == 1, backend=backend)
     script, drawn = Script(setting, vocab_size, seed), []
-    for _ in range(num_steps):
+    for _ in range(NUM_STEPS):
         script.arrivals([sampler])
         step = script.step()
         out = sampler(*step)

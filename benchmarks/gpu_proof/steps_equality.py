@@ -49,14 +49,17 @@ def compile_plays(setting: Setting, vocab_size: int, mode: str, seed: int) -> No
         return
     from drawlot.kernels.triton.launch import compiling_ahead
 
-    product, script = _product(setting, vocab_size, mode, seed), Script(setting, vocab_size, seed)
     with compiling_ahead():
-        for _ in range(_num_steps(setting)):
-            script.arrivals([product])
-            step = script.step()
-            product(*step)
-            # Nothing is drawn.
-            script.commit([product], step.rows, torch.zeros(len(step.logits), dtype=torch.int64))
+        lead(_product(setting, vocab_size, mode, seed), Script(setting, vocab_size, seed), _num_steps(setting))
+
+
+def lead(product: Sampler, script: Script, num_steps: int) -> None:
+    """Leads a sampler that draws nothing, since its kernels are being compiled, through some steps."""
+    for _ in range(num_steps):
+        script.arrivals([product])
+        step = script.step()
+        product(*step)
+        script.commit([product], step.rows, torch.zeros(len(step.logits), dtype=torch.int64))
 
 
 def _product(setting: Setting, vocab_size: int, mode: str, seed: int) -> Sampler:

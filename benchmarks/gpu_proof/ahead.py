@@ -7,8 +7,7 @@ import torch
 from benchmarks.gpu_proof import badrows, graphs, invariance, laws, predecessors, sanitizer, steps_equality
 from benchmarks.gpu_proof.proof import Proof, Setting
 from benchmarks.gpu_proof.random_rows import PLAIN, random_batch
-from benchmarks.gpu_proof.steps import NUM_STEPS, STATE_ROWS, Script
-from drawlot import Sampler
+from benchmarks.gpu_proof.steps import NUM_STEPS, Script, sampler_of
 from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SampledRows
 from drawlot.kernels.registry import Backend
 from drawlot.kernels.triton.launch import compiling_ahead
@@ -45,58 +44,56 @@ def compile_proof(name: str, backend: Backend) -> None:
 
 def _play(setting: Setting, vocab_size: int, seed: int) -> None:
     """As `steps.play`."""
-    backend = setting.backend.name
-    sampler = Sampler(STATE_ROWS, vocab_size, device=setting.device, use_fp64_gumbel=seed % 2 == 1, backend=backend)
-    steps_equality.lead(sampler, Script(setting, vocab_size, seed), NUM_STEPS)
+    steps_equality.lead(sampler_of(setting, vocab_size, seed), Script(setting, vocab_size, seed), NUM_STEPS)
 
 
 def _badrows(setting: Setting, proof: Proof) -> None:
-    for vocab_size in (128_256, 4097, 129, 3):
+    for vocab_size in badrows.SIZES:
         for number in range(len(badrows.FORMS)):
-            badrows._of_form(setting, proof, vocab_size, number)
-    for vocab_size in (129, 4097):
+            badrows.check_form(setting, proof, vocab_size, number)
+    for vocab_size in badrows.SIZES_OF_STEPS:
         for seed in range(2):
             _play(setting, vocab_size, seed)
     edits = Edits(torch.zeros(_FEW, -(-4097 // 32), dtype=torch.int32))
     batch = random_batch(setting.generator(2), _FEW, 4097, PLAIN)
     setting.draw(batch)
     setting.draw(batch._replace(edits=edits))
-    badrows._padding_and_skipped_rows(setting, proof, 4097)
+    badrows.check_padding(setting, proof, 4097)
 
 
 def _invariance(setting: Setting, proof: Proof) -> None:
-    for vocab_size in (128_256, 4097, 129):
-        for name in invariance._FORMS:
-            invariance._rows(setting, proof, name, vocab_size, _ROWS)
-        for edits in ((), invariance._EDITS):
-            invariance._logprobs_or_not(setting, proof, vocab_size, _ROWS, edits)
-        setting.draw(random_batch(setting.generator(5), _FEW, vocab_size, PLAIN._replace(edits=invariance._EDITS)))
-    invariance._idle_filters(setting, proof, 128_256, _ROWS)
-    for form in graphs._FORMS.values():
+    for vocab_size, _ in invariance.SIZES:
+        for name in invariance.FORMS:
+            invariance.check_rows(setting, proof, name, vocab_size, _ROWS)
+        for edits in ((), invariance.EDITS):
+            invariance.check_logprobs_or_not(setting, proof, vocab_size, _ROWS, edits)
+        setting.draw(random_batch(setting.generator(5), _FEW, vocab_size, PLAIN._replace(edits=invariance.EDITS)))
+    invariance.check_idle_filters(setting, proof, 128_256, _ROWS)
+    for form in graphs.FORMS.values():
         setting.draw(random_batch(setting.generator(0), _FEW, 128_256, form))
-    for kinds in graphs._STEPS_OF.values():
+    for kinds in graphs.STEPS_OF.values():
         graphs.Steps(setting, kinds, 128_256, 2 * len(kinds)).step()
-    sampler = predecessors._sampler(setting.device, setting.backend.name, 128_256, _FEW)
-    sampler(torch.zeros(_FEW, 128_256), predecessors._rows(_FEW, sampler))
+    sampler = predecessors.sampler_of(setting.device, setting.backend.name, 128_256, _FEW)
+    sampler(torch.zeros(_FEW, 128_256), predecessors.rows_of(_FEW, sampler))
 
 
 def _laws(setting: Setting, _proof: Proof) -> None:
     places = torch.arange(_FEW)
     for logits, params in LAWS.values():
-        laws._tokens(setting, torch.as_tensor(logits).float(), places, **params)
-    laws._tokens(setting, torch.as_tensor(LAWS["counts"][0]).float(), places, wide=True)
+        laws.tokens_of(setting, torch.as_tensor(logits).float(), places, **params)
+    laws.tokens_of(setting, torch.as_tensor(LAWS["counts"][0]).float(), places, wide=True)
     for row, _, params in ROWS.values():
-        laws._tokens(setting, row, places, **params)
-    for _, row, params in laws._wide_rows():
-        laws._tokens(setting, row, places, **params)
+        laws.tokens_of(setting, row, places, **params)
+    for _, row, params in laws.wide_rows():
+        laws.tokens_of(setting, row, places, **params)
     for row in (EVEN, TILES.flatten()):
-        laws._tokens(setting, row, places)
+        laws.tokens_of(setting, row, places)
 
 
 def _sanitizer(setting: Setting, proof: Proof) -> None:
-    for vocab_size in sanitizer._SIZES:
+    for vocab_size in sanitizer.SIZES:
         for number in range(len(badrows.FORMS)):
-            sanitizer._draw(setting, proof, vocab_size, number)
+            sanitizer.draw_form(setting, proof, vocab_size, number)
     _play(setting, 300, seed=0)
     graphs.Steps(setting, graphs.REQUESTS + graphs.EDITED, 4097, 20).step()
 

@@ -12,7 +12,7 @@ from benchmarks.gpu_proof.proof import Proof, Setting
 from benchmarks.gpu_proof.random_rows import PLAIN, Form, random_batch
 from drawlot import LogitsRows, Sampler, SamplerOutput, SamplingParams
 
-_FORMS = {
+FORMS = {
     "plain": PLAIN,
     "bitmask, raw logprobs": PLAIN._replace(edits=("bitmask",), mode="raw_logprobs"),
     "bfloat16, processed logprobs": Form(torch.bfloat16, "contiguous", (), "processed_logprobs", False),
@@ -36,18 +36,18 @@ EDITED: tuple[dict[str, object], ...] = (
 _STEPS = 8
 
 
-_STEPS_OF = {"steps of a sampler": REQUESTS, "steps of a sampler with edits": REQUESTS + EDITED}
-NAMES = (*_FORMS, *_STEPS_OF)
+STEPS_OF = {"steps of a sampler": REQUESTS, "steps of a sampler with edits": REQUESTS + EDITED}
+NAMES = (*FORMS, *STEPS_OF)
 
 
 def check(setting: Setting, proof: Proof, name: str, vocab_size: int, n: int) -> None:
     """Captures a form of draw, or a sampler's steps with all that they remember."""
     if not setting.on_gpu:
         proof.skip(f"graph: {name}", "the device is no GPU")
-    elif name in _FORMS:
-        _draws(setting, proof, f"graph: {name}", _FORMS[name], vocab_size, n)
+    elif name in FORMS:
+        _draws(setting, proof, f"graph: {name}", FORMS[name], vocab_size, n)
     else:
-        _steps(setting, proof, f"graph: {name}", _STEPS_OF[name], vocab_size, n)
+        _steps(setting, proof, f"graph: {name}", STEPS_OF[name], vocab_size, n)
 
 
 def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:

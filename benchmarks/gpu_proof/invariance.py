@@ -17,23 +17,26 @@ from drawlot.kernels.inputs import SampledRows
 from drawlot.kernels.registry import get_backend
 from drawlot.sampling.logprobs import MODES
 
-_EDITS = ("bitmask", "allowed", "masked", "bias", "penalties")
-_FORMS = {
+EDITS = ("bitmask", "allowed", "masked", "bias", "penalties")
+FORMS = {
     "plain": PLAIN,
     "raw logprobs": PLAIN._replace(mode="raw_logprobs"),
-    "processed logprobs, edits": PLAIN._replace(mode="processed_logprobs", edits=_EDITS),
-    "bfloat16, raw logprobs, edits": Form(torch.bfloat16, "contiguous", _EDITS, "raw_logprobs", False),
+    "processed logprobs, edits": PLAIN._replace(mode="processed_logprobs", edits=EDITS),
+    "bfloat16, raw logprobs, edits": Form(torch.bfloat16, "contiguous", EDITS, "raw_logprobs", False),
     "float64 noise, raw logprobs": Form(torch.float16, "contiguous", (), "raw_logprobs", True),
 }
+
+SIZES = (129, 1024), (4097, 1024), (128_256, 512)
+"""Vocabularies, and rows of a batch"""
 
 
 def prove(setting: Setting, proof: Proof) -> None:
     """Each comparison is with one call of the whole batch."""
-    sizes = ((129, 64), (300, 64)) if setting.small else ((129, 1024), (4097, 1024), (128_256, 512))
+    sizes = ((129, 64), (300, 64)) if setting.small else SIZES
     # The widest first, since they take longest.
-    proof.apart(setting, _rows, [(name, *size) for size in reversed(sizes) for name in _FORMS])
-    proof.apart(setting, _logprobs_or_not, [(*size, edits) for size in sizes for edits in ((), _EDITS)])
-    _idle_filters(setting, proof, *sizes[-1])
+    proof.apart(setting, check_rows, [(name, *size) for size in reversed(sizes) for name in FORMS])
+    proof.apart(setting, check_logprobs_or_not, [(*size, edits) for size in sizes for edits in ((), EDITS)])
+    check_idle_filters(setting, proof, *sizes[-1])
     _devices(setting, proof, sizes if setting.small else ((129, 4096), (4097, 8192), (128_256, 512)))
     _planted(setting, proof, *sizes[0])
     proof.apart(setting, graphs.check, [(name, *sizes[-1]) for name in graphs.NAMES])
@@ -43,9 +46,9 @@ def prove(setting: Setting, proof: Proof) -> None:
     )
 
 
-def _rows(setting: Setting, proof: Proof, name: str, vocab_size: int, n: int) -> None:
+def check_rows(setting: Setting, proof: Proof, name: str, vocab_size: int, n: int) -> None:
     """One batch in every disguise."""
-    batch = random_batch(setting.generator(n), n, vocab_size, _FORMS[name])
+    batch = random_batch(setting.generator(n), n, vocab_size, FORMS[name])
     whole, compared, wrong = setting.draw(batch), 0, set()
     for disguise, drawn, index in _disguises(setting, batch):
         compared += len(drawn.token_ids)
@@ -91,7 +94,7 @@ def _some(batch: Batch, rows: slice) -> Batch:
     return Batch(batch.logits[rows], batch.params.pick(rows), edits, wanted, batch.wide)
 
 
-def _logprobs_or_not(setting: Setting, proof: Proof, vocab_size: int, n: int, edits: tuple[str, ...]) -> None:
+def check_logprobs_or_not(setting: Setting, proof: Proof, vocab_size: int, n: int, edits: tuple[str, ...]) -> None:
     """Tokens are the same whatever logprobs are asked for."""
     quiet = random_batch(setting.generator(n), n, vocab_size, PLAIN._replace(edits=edits))
     tokens, wrong = setting.draw(quiet).token_ids, []
@@ -102,7 +105,7 @@ def _logprobs_or_not(setting: Setting, proof: Proof, vocab_size: int, n: int, ed
     proof.check(f"logprobs or not, {len(edits)} edits, V = {vocab_size}", not wrong, rows=n, wrong=wrong)
 
 
-def _idle_filters(setting: Setting, proof: Proof, vocab_size: int, n: int) -> None:
+def check_idle_filters(setting: Setting, proof: Proof, vocab_size: int, n: int) -> None:
     """A filter that keeps everything changes nothing."""
     form = PLAIN._replace(mode="processed_logprobs")
     batch = random_batch(setting.generator(4), n, vocab_size, form)
@@ -129,7 +132,7 @@ def _devices(setting: Setting, proof: Proof, sizes: tuple[tuple[int, int], ...])
     """The torch backend on the CPU draws the same tokens from equal float32 logits, near-ties excused."""
     on_cpu, rows, excused, wrong = get_backend("torch", torch.device("cpu")), 0, 0, 0
     for vocab_size, n in sizes:
-        batch = random_batch(setting.generator(5), n, vocab_size, PLAIN._replace(edits=_EDITS))
+        batch = random_batch(setting.generator(5), n, vocab_size, PLAIN._replace(edits=EDITS))
         drawn, expected = setting.draw(batch), oracle.sample_rows(batch.logits, batch.params, batch.edits)
         edits = type(batch.edits)(*(None if part is None else _on_cpu(part) for part in batch.edits))
         host = on_cpu.sample_rows(batch.logits.cpu(), _on_cpu(batch.params), edits, None)

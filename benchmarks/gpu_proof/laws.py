@@ -35,13 +35,13 @@ def prove(setting: Setting, proof: Proof) -> None:
     _law(setting, proof, "counts, float64 noise", torch.as_tensor(LAWS["counts"][0]).float(), draws, {}, wide=True)
     for name, (row, _, params) in ROWS.items():
         _law(setting, proof, f"ties: {name}", row, draws, params)
-    for name, row, params in _wide_rows():
+    for name, row, params in wide_rows():
         _law(setting, proof, name, row, 1 << 20, params)
     _pairs(setting, proof, draws)
     proof.summary = f"{len(LAWS)} laws and {len(ROWS)} kinds of ties at 2^26 draws, borders of wide rows, pairs"
 
 
-def _wide_rows() -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+def wide_rows() -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
     """Live ids on both sides of borders of tiles, alone and among tokens that a filter drops."""
     weights = torch.arange(1.0, len(_BORDERS) + 1).log()
     alone = torch.full((_VOCAB,), EMPTY)
@@ -80,11 +80,11 @@ def _counts(
     most = max(1, _AT_ONCE // -(-len(row) // TILE))
     for start in range(0, draws, most):
         positions = torch.arange(start, min(draws, start + most), device=setting.device)
-        counts += torch.bincount(_tokens(setting, row, positions, wide=wide, **params), minlength=bins)
+        counts += torch.bincount(tokens_of(setting, row, positions, wide=wide, **params), minlength=bins)
     return counts.cpu().numpy()
 
 
-def _tokens(
+def tokens_of(
     setting: Setting, row: Tensor, positions: Tensor, *, choice: int = 0, wide: bool = False, **params: Any
 ) -> Tensor:
     """One token of the row for each position."""
@@ -103,7 +103,7 @@ def _pairs(setting: Setting, proof: Proof, draws: int) -> None:
     """16 x 16 tables of draws whose keys differ in one part, and of the tile and the lane of one draw."""
 
     def even(positions: Tensor, key: dict[str, int]) -> Tensor:
-        return _tokens(setting, EVEN, positions + key["first"], seed=key["seed"], choice=key["choice"])
+        return tokens_of(setting, EVEN, positions + key["first"], seed=key["seed"], choice=key["choice"])
 
     tables = {name: np.zeros((16, 16), np.int64) for name in CHANGES}
     tiles_and_lanes, coupled = np.zeros((16, 16), np.int64), np.zeros((16, 16), np.int64)
@@ -116,7 +116,7 @@ def _pairs(setting: Setting, proof: Proof, draws: int) -> None:
             other = even(2 * places, {**BASE, **change})
             tables[name] += _table(base, other)
         coupled += _table(base, torch.where(places % 100 == 0, base, other))
-        tokens = _tokens(setting, TILES.flatten(), places)
+        tokens = tokens_of(setting, TILES.flatten(), places)
         tiles_and_lanes += _table(tokens // TILE, tokens % TILE)
     tables["the tile and the token inside"] = tiles_and_lanes
     for name, table in tables.items():

@@ -27,23 +27,23 @@ def prove(setting: Setting, proof: Proof, vocab_size: int, n: int) -> None:
         return
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(_INPUTS, n, vocab_size, generator=generator) * 3
-    cpu = _sampler(torch.device("cpu"), "torch", vocab_size, n)
-    expected = torch.stack([cpu(logits, _rows(n, cpu)).token_ids for logits in inputs])
-    sampler = _sampler(setting.device, setting.backend.name, vocab_size, n)
+    cpu = sampler_of(torch.device("cpu"), "torch", vocab_size, n)
+    expected = torch.stack([cpu(logits, rows_of(n, cpu)).token_ids for logits in inputs])
+    sampler = sampler_of(setting.device, setting.backend.name, vocab_size, n)
     given = inputs.to(setting.device)
     for kind in KINDS:
         wrong = _replays(kind, sampler, given, expected)
         proof.check(f"before a captured step: {kind}", wrong == 0, rows=n, steps=_STEPS, wrong=wrong)
 
 
-def _sampler(device: torch.device, backend: str, vocab_size: int, n: int) -> Sampler:
+def sampler_of(device: torch.device, backend: str, vocab_size: int, n: int) -> Sampler:
     sampler = Sampler(n, vocab_size, device=device, backend=backend)
     for i in range(n):
         sampler.add_request(i, SamplingParams(seed=i, logprobs=0, **_REQUESTS[i % len(_REQUESTS)]), [1])
     return sampler
 
 
-def _rows(n: int, sampler: Sampler) -> LogitsRows:
+def rows_of(n: int, sampler: Sampler) -> LogitsRows:
     index = torch.arange(n, device=sampler.device)
     cu = torch.arange(n + 1, dtype=torch.int32, device=sampler.device)
     return LogitsRows(index, index, index + 5, index * 0, index * 0, cu)
@@ -52,7 +52,7 @@ def _rows(n: int, sampler: Sampler) -> LogitsRows:
 def _replays(kind: str, sampler: Sampler, given: Tensor, expected: Tensor) -> int:
     """How many tokens of a captured step are not the expected ones."""
     n, half = given.shape[1], given.shape[1] // 2
-    logits, arriving, rows = given[0].clone(), given[0].clone(), _rows(n, sampler)
+    logits, arriving, rows = given[0].clone(), given[0].clone(), rows_of(n, sampler)
     sampler(logits, rows)
     torch.cuda.synchronize()
     graph, stream, other = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.Stream()

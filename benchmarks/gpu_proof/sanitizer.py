@@ -23,7 +23,7 @@ from benchmarks.gpu_proof.steps import play
 from drawlot.kernels.registry import get_backend
 
 _SECONDS = 240
-_SIZES = (20_000, 4097, 129, 5)
+SIZES = (20_000, 4097, 129, 5)
 _CLEAN = {
     "memcheck": "ERROR SUMMARY: 0 errors",
     "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
@@ -37,7 +37,7 @@ def prove(setting: Setting, proof: Proof) -> None:
         proof.skip("compute-sanitizer", "not on this machine" if setting.on_gpu else "the device is no GPU")
         return
     # Compiling takes minutes, and many times as long under a tool: Triton's cache on disk has it from here on.
-    proof.apart(setting, _draw, [(vocab_size, number) for vocab_size in _SIZES for number in range(len(FORMS))])
+    proof.apart(setting, draw_form, [(vocab_size, number) for vocab_size in SIZES for number in range(len(FORMS))])
     subprocess.run([sys.executable, "-m", "benchmarks.gpu_proof.sanitizer", setting.backend.name], check=True)
     with ThreadPoolExecutor(len(_CLEAN)) as threads:
         outputs = list(threads.map(lambda name: _under(tool, name, setting.backend.name), _CLEAN))
@@ -74,9 +74,9 @@ def take_all_paths(backend_name: str) -> None:
     """Draws of every kind of row in every form, and steps of a sampler with every kind of request."""
     device = torch.device("cuda")
     setting = Setting(get_backend(backend_name, device), device, small=True)
-    for vocab_size in _SIZES:
+    for vocab_size in SIZES:
         for number in range(len(FORMS)):
-            _draw(setting, Proof("sanitizer"), vocab_size, number)
+            draw_form(setting, Proof("sanitizer"), vocab_size, number)
     play(setting, 300, seed=0)
     steps = Steps(setting, REQUESTS + EDITED, 4097, 20)
     for _ in range(3):
@@ -85,7 +85,8 @@ def take_all_paths(backend_name: str) -> None:
     print("all paths taken", flush=True)
 
 
-def _draw(setting: Setting, _proof: Proof, vocab_size: int, number: int) -> None:
+def draw_form(setting: Setting, _proof: Proof, vocab_size: int, number: int) -> None:
+    """Draws rows of every kind in a form of bad rows' proof."""
     # Made on the host: the tool would look at all of torch's kernels too.
     batch = random_batch(torch.Generator().manual_seed(number), 2 * len(KINDS), vocab_size, FORMS[number])
     setting.draw(tree_map_only(Tensor, lambda tensor: tensor.to(setting.device), batch))

@@ -102,11 +102,15 @@ class Script:
         return torch.from_numpy(part.astype(np.int64)).to(self._device)
 
 
+def sampler_of(setting: Setting, vocab_size: int, seed: int) -> Sampler:
+    """The product's, of a play; odd seeds have float64 noise."""
+    backend = setting.backend.name
+    return Sampler(STATE_ROWS, vocab_size, device=setting.device, use_fp64_gumbel=seed % 2 == 1, backend=backend)
+
+
 def play(setting: Setting, vocab_size: int, seed: int) -> list[SampledRows]:
     """What the product's sampler draws in the steps of a script, for the rows that belong to requests."""
-    backend = setting.backend.name
-    sampler = Sampler(STATE_ROWS, vocab_size, device=setting.device, use_fp64_gumbel=seed % 2 == 1, backend=backend)
-    script, drawn = Script(setting, vocab_size, seed), []
+    sampler, script, drawn = sampler_of(setting, vocab_size, seed), Script(setting, vocab_size, seed), []
     for _ in range(NUM_STEPS):
         script.arrivals([sampler])
         step = script.step()

@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
             if name not in ahead.PROOFS:
                 (long_equality.form_of if ":" in name else parts_of)(name)
     except ValueError as error:
-        parser.error(f"cases: {error}")
+        parser.error(f"cases: {error}; proofs are {', '.join(ahead.PROOFS)}")
     if given.wheel is not None and not (given.wheel / "triton").is_dir():
         parser.error(f"--wheel: needs a folder that holds triton; got {given.wheel}")
     pretend()

@@ -31,10 +31,21 @@ print(*(compiled.count(name) for name in ("scan_kernel", "scan_step_kernel", "fi
         ("verify-filters-8", [0, 1, 0, 1]),
         ("steps:129", [6, 0, 16, 4]),
         ("laws", [11, 0, 27, 9]),
+        ("sanitizer", [41, 0, 116, 32]),
     ],
 )
 def test_all_forms_of_a_case(case: str, kernels: list[int]) -> None:
     assert counted(SCRIPT.format([case])) == kernels
+
+
+@pytest.mark.parametrize(("name", "kernels"), [("badrows", [21, 0, 67, 18]), ("invariance", [23, 0, 92, 26])])
+def test_all_forms_of_a_proof(name: str, kernels: list[int]) -> None:
+    """Of 129 tokens here: the widest take long to make."""
+    script = """
+from benchmarks.gpu_proof import badrows, invariance
+badrows.SIZES, badrows.SIZES_OF_STEPS, invariance.SIZES = (129,), (129,), ((129, 64),)
+"""
+    assert counted(script + SCRIPT.format([name])) == kernels
 
 
 def test_names_in_the_cache_are_those_of_another_wheel(tmp_path: Path) -> None:

@@ -54,10 +54,7 @@ def _badrows(setting: Setting, proof: Proof) -> None:
     for vocab_size in badrows.SIZES_OF_STEPS:
         for seed in range(2):
             _play(setting, vocab_size, seed)
-    edits = Edits(torch.zeros(_FEW, -(-4097 // 32), dtype=torch.int32))
-    batch = random_batch(setting.generator(2), _FEW, 4097, PLAIN)
-    setting.draw(batch)
-    setting.draw(batch._replace(edits=edits))
+    badrows.check_every_id(setting, proof, 4097)
     badrows.check_padding(setting, proof, 4097)
 
 
@@ -68,13 +65,14 @@ def _invariance(setting: Setting, proof: Proof) -> None:
         for edits in ((), invariance.EDITS):
             invariance.check_logprobs_or_not(setting, proof, vocab_size, _ROWS, edits)
         setting.draw(random_batch(setting.generator(5), _FEW, vocab_size, PLAIN._replace(edits=invariance.EDITS)))
-    invariance.check_idle_filters(setting, proof, 128_256, _ROWS)
+    widest = invariance.SIZES[-1][0]
+    invariance.check_idle_filters(setting, proof, widest, _ROWS)
     for form in graphs.FORMS.values():
-        setting.draw(random_batch(setting.generator(0), _FEW, 128_256, form))
+        setting.draw(random_batch(setting.generator(0), _FEW, widest, form))
     for kinds in graphs.STEPS_OF.values():
-        graphs.Steps(setting, kinds, 128_256, 2 * len(kinds)).step()
-    sampler = predecessors.sampler_of(setting.device, setting.backend.name, 128_256, _FEW)
-    sampler(torch.zeros(_FEW, 128_256), predecessors.rows_of(_FEW, sampler))
+        graphs.Steps(setting, kinds, widest, 2 * len(kinds)).step()
+    sampler = predecessors.sampler_of(setting.device, setting.backend.name, widest, _FEW)
+    sampler(torch.zeros(_FEW, widest), predecessors.rows_of(_FEW, sampler))
 
 
 def _laws(setting: Setting, _proof: Proof) -> None:

@@ -34,13 +34,13 @@ def prove(setting: Setting, proof: Proof) -> None:
     proof.apart(setting, check_form, [(vocab_size, number) for vocab_size in sizes for number in range(len(FORMS))])
     proof.apart(setting, _memory_of_steps, [(vocab_size,) for vocab_size in sizes_of_steps])
     _planted(setting, proof)
-    _every_id(setting, proof, 130 if setting.small else 4097)
+    check_every_id(setting, proof, 130 if setting.small else 4097)
     check_padding(setting, proof, 300 if setting.small else 4097)
     proof.summary = "bad rows flagged at every id, others unchanged to the bit, memory around tensors untouched"
 
 
 def check_form(setting: Setting, proof: Proof, vocab_size: int, number: int) -> None:
-    """First the memory: a workspace that outlives its first call is then guarded too."""
+    """A form's memory, then neighbours of bad rows; in this order, so that a workspace which stays is guarded too."""
     form = FORMS[number]
     name = f"V = {vocab_size}, {str(form.dtype)[6:]}, {form.mode}, {len(form.edits)} edits"
     _memory(setting, proof, name, random_batch(setting.generator(number), 37, vocab_size, form))
@@ -132,7 +132,7 @@ def _neighbours(setting: Setting, proof: Proof, name: str, vocab_size: int, form
     proof.check(f"bad neighbours, {name}", not wrong, bad=int(bad.sum()), others=int((~bad).sum()), wrong=wrong)
 
 
-def _every_id(setting: Setting, proof: Proof, vocab_size: int) -> None:
+def check_every_id(setting: Setting, proof: Proof, vocab_size: int) -> None:
     """Row i has something special at id i alone: NaN, +inf, or its only live token."""
     base = random_batch(setting.generator(2), vocab_size, vocab_size, PLAIN)
     ids = torch.arange(vocab_size, device=setting.device)

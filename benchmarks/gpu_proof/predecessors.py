@@ -37,6 +37,7 @@ def prove(setting: Setting, proof: Proof, vocab_size: int, n: int) -> None:
 
 
 def sampler_of(device: torch.device, backend: str, vocab_size: int, n: int) -> Sampler:
+    """One of n requests, each with a logprob."""
     sampler = Sampler(n, vocab_size, device=device, backend=backend)
     for i in range(n):
         sampler.add_request(i, SamplingParams(seed=i, logprobs=0, **_REQUESTS[i % len(_REQUESTS)]), [1])
@@ -44,6 +45,7 @@ def sampler_of(device: torch.device, backend: str, vocab_size: int, n: int) -> S
 
 
 def rows_of(n: int, sampler: Sampler) -> LogitsRows:
+    """A row of each request."""
     index = torch.arange(n, device=sampler.device)
     cu = torch.arange(n + 1, dtype=torch.int32, device=sampler.device)
     return LogitsRows(index, index, index + 5, index * 0, index * 0, cu)

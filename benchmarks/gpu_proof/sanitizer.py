@@ -24,6 +24,7 @@ from drawlot.kernels.registry import get_backend
 
 _SECONDS = 240
 SIZES = (20_000, 4097, 129, 5)
+"""Vocabularies"""
 _CLEAN = {
     "memcheck": "ERROR SUMMARY: 0 errors",
     "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",

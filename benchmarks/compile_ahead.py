@@ -99,7 +99,7 @@ def compile_case(name: str) -> None:
     work = workload.make(Case(min(number, _ROWS), mix=kind, **others), cpu)
     sampler = work.sampler("triton")
     with compiling_ahead():
-        sampler(work.buffers[0], work.rows)
+        sampler(work.buffers[0], work.rows, work.bitmask)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -187,6 +187,27 @@ def test_rough_noise_never_says_who_wins(params: SamplingParams, monkeypatch: py
     assert not torch.equal(draw(), wanted), "no race was close enough to tell"
 
 
+def test_a_bad_value_that_a_grammar_refuses_still_flags_its_row() -> None:
+    logits = torch.randn(4, 200, generator=torch.Generator().manual_seed(0))
+    bitmask = torch.full((4, 7), -1, dtype=torch.int32)
+    bitmask[:, 2] = ~(1 << 5)
+    params = [SamplingParams(seed=i, logprobs=3) for i in range(4)]
+
+    def draw(backend: str) -> SamplerOutput:
+        return sample(logits, params, positions=torch.arange(4), allowed_bitmask=bitmask, backend=backend)
+
+    before = draw("torch")
+    logits[1, 69], logits[2, 69], logits[3, 69] = torch.nan, torch.inf, -torch.inf
+    for backend in ("reference", "torch"):
+        after = draw(backend)
+        assert after.status.tolist() == [RowStatus.OK, RowStatus.NONFINITE, RowStatus.NONFINITE, RowStatus.OK]
+        assert after.token_ids.tolist() == [before.token_ids[0], -1, -1, before.token_ids[3]]
+        assert after.logprobs is not None
+        assert before.logprobs is not None
+        assert (after.logprobs.logprobs[1:3] == -torch.inf).all()
+        torch.testing.assert_close(after.logprobs.logprobs[::3], before.logprobs.logprobs[::3], rtol=1e-5, atol=1e-6)
+
+
 def test_the_sums_of_a_row_have_the_same_bits_beside_any_other_row() -> None:
     """Rows far from 0 are summed from another origin than rows near to it."""
     rows = torch.randn(4, 1024, generator=torch.Generator().manual_seed(0)) * 3

@@ -427,12 +427,40 @@ def test_flashinfer_is_asked_for_the_same_law(name, mix, monkeypatch):
         ("mixed", "has no greedy rows and no penalties"),
         ("top20", "has no logprobs"),
         ("ids128", "has no logprobs"),
+        ("grammar", "has no bitmask"),
     ],
 )
 def test_flashinfer_is_not_asked_for_what_it_does_not_do(mix, reason):
     from drawlot.entrypoints.sampler_benchmark.providers.flashinfer import _beyond_flashinfer
 
     assert _beyond_flashinfer(workload.make(Case(8, 300, mix=mix), CPU)) == reason
+
+
+def test_a_grammar_lets_rows_draw_nine_tokens_of_ten():
+    work = workload.make(Case(16, 1003, mix="grammar"), CPU)
+    shifts = torch.arange(32, dtype=torch.int32)
+    bits = (work.bitmask.unsqueeze(2) >> shifts).bitwise_and(1).flatten(1).bool()
+    assert torch.equal(bits[:, :1003], work.allowed)
+    assert not bits[:, 1003:].any()
+    assert work.allowed.float().mean() == pytest.approx(0.9, abs=0.01)
+    assert work.allowed[:, 0].all()
+    assert workload.make(Case(16, 1003), CPU).bitmask is None
+
+
+def test_who_forgets_the_grammar_is_not_timed(multipass):
+    case = Case(32, 300, mix="grammar")
+    assert multipass.why_not(workload.make(case, CPU)) == "leaves a grammar's bitmask out"
+    checked = gate(case)
+    for name in ON_CPU:
+        assert checked.from_kept_set(name, draws(PROVIDERS[name], checked)) == []
+    forgetful = workload.make(case, CPU)
+    forgetful.allowed = forgetful.bitmask = None
+    for name in ON_CPU:
+        call = PROVIDERS[name].call(forgetful)
+        wrong = checked.from_kept_set(name, [call(logits) for logits in checked.oracle.buffers])
+        # A token that is not allowed, and logprobs relative to those that are.
+        assert any("is not in the kept set" in line for line in wrong)
+        assert any("has the logprob" in line for line in wrong)
 
 
 def test_rows_per_path_are_shares_of_what_the_backend_counts(monkeypatch):

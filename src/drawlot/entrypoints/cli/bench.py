@@ -68,7 +68,7 @@ def sampler(
             "--mix",
             metavar="NAME,...",
             help="Parameters of the rows: k50p90, no-filter, greedy, top-p, min-p, flat, mixed, top20, "
-            "top20-no-filter, ids128, no-logprobs, no-filter-no-logprobs, penalties.",
+            "top20-no-filter, ids128, no-logprobs, no-filter-no-logprobs, penalties, grammar.",
         ),
     ] = "k50p90",
     distribution: Annotated[

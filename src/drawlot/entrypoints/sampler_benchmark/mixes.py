@@ -30,8 +30,12 @@ MIXES: dict[str, tuple[SamplingParams, ...]] = {
     "no-logprobs": (replace(FILTERED, logprobs=None),),
     "no-filter-no-logprobs": (replace(UNFILTERED, logprobs=None),),
     "penalties": (replace(FILTERED, repetition_penalty=1.2, frequency_penalty=0.5, presence_penalty=0.5),),
+    "grammar": (FILTERED,),
 }
 """All but `mixed`, where rows differ in it, and those without ask for the drawn token's raw logprob and rank."""
+
+ALLOWED_SHARE = {"grammar": 0.9}
+"""Of the vocabulary, by a bitmask over each row; mixes that are not here have none"""
 
 
 def row_params(mix: str, rows: int, vocab_size: int) -> list[SamplingParams]:

@@ -13,7 +13,7 @@ from drawlot.entrypoints.sampler_benchmark.providers import Drawn
 from drawlot.entrypoints.sampler_benchmark.workload import Workload
 from drawlot.kernels import reference
 from drawlot.kernels.inputs import Edits, RowParams, SampledRows
-from drawlot.kernels.reference.edits import row_values
+from drawlot.kernels.reference.edits import grammar_masked, row_values
 from drawlot.kernels.reference.filters import in_order, kept_set
 
 ROUNDING = 1e-4
@@ -28,7 +28,7 @@ class KeptRow(NamedTuple):
     """What others may draw from a row; all by token id."""
 
     values: NDArray[np.float32]
-    """After penalties"""
+    """After masks and penalties"""
     kept: NDArray[np.int64]
     """The ids of the kept set, by filters wider by ROUNDING"""
     logprobs: NDArray[np.float64]
@@ -54,7 +54,7 @@ class Oracle:
     def expected(self) -> list[Drawn]:
         """What drawlot's torch backend draws from each buffer."""
         sampler = self.work.sampler("torch")
-        outputs = [sampler(logits, self.work.rows) for logits in self.buffers]
+        outputs = [sampler(logits, self.work.rows, self.work.bitmask) for logits in self.buffers]
         return [Drawn(out.token_ids, out.logprobs) for out in outputs]
 
     def reference(self, buffer: int, row: int) -> SampledRows:
@@ -69,15 +69,15 @@ class Oracle:
         params, edits = self._handed_over
         rows = {}
         for b, i in self.first_rows(REFERENCE_ROWS):
-            logits = self.buffers[b][i].float().cpu().numpy()
-            values = row_values(logits, 0, edits.rows(i, i + 1))
+            logits, own = self.buffers[b][i].float().cpu().numpy(), edits.rows(i, i + 1)
+            values, raw = row_values(logits, 0, own), grammar_masked(logits, 0, own).astype(np.float64)
             temperature, top_k, top_p, min_p = (float(column[i]) for column in params[:4])
             if temperature == 0:
                 kept = in_order(values)[:1]
             else:
                 wider_p, wider_min_p = min(1.0, top_p * (1 + ROUNDING)), min_p * (1 - ROUNDING)
                 kept = kept_set(values, temperature, int(top_k), wider_p, wider_min_p).ids
-            shifted = logits.astype(np.float64) - logits.max()
+            shifted = raw - raw.max()
             rows[b, i] = KeptRow(values, kept, shifted - np.log(np.exp(shifted).sum()))
         return rows
 
@@ -93,7 +93,7 @@ class Oracle:
             return SampledRows(nothing, nothing.to(torch.uint8), None)
 
         sampler.backend = sampler.backend._replace(sample_rows=watch)
-        sampler(self.work.buffers[0], self.work.rows)
+        sampler(self.work.buffers[0], self.work.rows, self.work.bitmask)
         params, edits = seen[0]
         return RowParams(*(column.cpu() for column in params)), Edits(*map(_on_cpu, edits))
 

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from drawlot.entrypoints.sampler_benchmark.cases import Case
 from drawlot.entrypoints.sampler_benchmark.distributions import DISTRIBUTIONS
-from drawlot.entrypoints.sampler_benchmark.mixes import row_params
+from drawlot.entrypoints.sampler_benchmark.mixes import ALLOWED_SHARE, row_params
 from drawlot.outputs import LogitsRows
 from drawlot.params import SamplingParams
 from drawlot.sampling import Sampler
@@ -52,6 +53,25 @@ class Workload:
         none = torch.zeros_like(index)
         cu_num_logits = torch.arange(n + 1, dtype=torch.int32, device=self.device)
         return LogitsRows(index, index, none, torch.full_like(index, PROMPT + OUTPUT), none, cu_num_logits, range(n))
+
+    @cached_property
+    def allowed(self) -> Tensor | None:
+        """bool [N, V]: what a grammar lets each row draw, ids at random and the first one; None: there is none."""
+        share = ALLOWED_SHARE.get(self.case.mix)
+        if share is None:
+            return None
+        generator = torch.Generator().manual_seed(2)
+        allowed = torch.rand(self.case.rows, self.case.vocab_size, generator=generator) < share
+        allowed[:, 0] = True
+        return allowed.to(self.device)
+
+    @cached_property
+    def bitmask(self) -> Tensor | None:
+        """The same as int32 [N, ceil(V / 32)], which a sampler is given."""
+        if self.allowed is None:
+            return None
+        bits = np.pad(self.allowed.cpu().numpy(), ((0, 0), (0, -self.case.vocab_size % 32)))
+        return torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32)).to(self.device)
 
     def sampler(self, backend: str) -> Sampler:
         """A sampler that holds the requests."""

@@ -101,6 +101,8 @@ class FlashInferCake(FlashInfer):
 
 def _beyond_flashinfer(work: Workload) -> str | None:
     kinds = work.params
+    if work.bitmask is not None:
+        return "has no bitmask"
     if any(params.is_greedy or params.has_penalties for params in kinds):
         return "has no greedy rows and no penalties"
     filters = {(params.top_k > 0, params.top_p < 1, params.min_p > 0) for params in kinds}

@@ -3,8 +3,8 @@
 Each stage is a launch over [N, V]: a float32 copy, penalties, temperature, min-p, the top-k/top-p mask, Gumbel noise on
 every token with an arg max by blocks; then for logprobs topk, a log-softmax at the ids, and a count for the rank. Like
 its model it leaves out a stage that no row needs and works on the raw logits where none is left. Not reproduced: the
-grammar bitmask and bad words (no mix has them), counts packed in bits for the prompt (a bool here), and the pipeline of
-seven launches that splits rows with top-p alone over several programs; compaction before the search stands in for it.
+grammar bitmask and bad words, counts packed in bits for the prompt (a bool here), and the pipeline of seven launches
+that splits rows with top-p alone over several programs; compaction before the search stands in for it.
 """
 
 import os
@@ -35,6 +35,8 @@ class MultiPass:
         """Its kernels are Triton's."""
         if find_spec("triton") is None:
             return "needs triton"
+        if work.bitmask is not None:
+            return "leaves a grammar's bitmask out"
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         return None if work.device.type == "cuda" or interpreted else "needs a GPU, or TRITON_INTERPRET=1"
 

@@ -25,10 +25,10 @@ class Drawlot:
 
     def call(self, work: Workload) -> Call:
         """One step of a sampler that has the requests."""
-        sampler, rows = work.sampler(self.backend), work.rows
+        sampler, rows, bitmask = work.sampler(self.backend), work.rows, work.bitmask
 
         def call(logits: Tensor) -> Drawn:
-            out = sampler(logits, rows)
+            out = sampler(logits, rows, bitmask)
             return Drawn(out.token_ids, out.logprobs)
 
         return call

@@ -40,9 +40,9 @@ class PlainTorch:
         some_greedy, all_greedy = bool(greedy.any()), bool(greedy.all())
         columns = torch.arange(most, device=work.device)
         penalties, asked = Penalties.of(work), logprob_ids(work)
+        refused = None if work.allowed is None else ~work.allowed
 
-        def draw(logits: Tensor) -> Tensor:
-            x = logits.float()
+        def draw(x: Tensor) -> Tensor:
             if penalties is not None:
                 x = penalties.dense(x)
             if all_greedy:
@@ -64,10 +64,14 @@ class PlainTorch:
             return torch.where(greedy, x.argmax(-1, keepdim=True), drawn) if some_greedy else drawn
 
         def call(logits: Tensor) -> Drawn:
-            token = draw(logits)
+            x = logits.float()
+            if refused is not None:
+                # Logprobs are those of what the grammar allows.
+                x = x.masked_fill(refused, -torch.inf)
+            token = draw(x)
             if asked is None:
                 return Drawn(token.squeeze(1), None)
-            logprobs = logits.float().log_softmax(-1)
+            logprobs = x.log_softmax(-1)
             ids = torch.cat((token, asked.columns(logits)), 1)
             values = logprobs.gather(1, ids)
             rank = (logprobs > values[:, :1]).sum(-1) + 1

@@ -32,7 +32,10 @@ EDITS = (
 
 
 def likely_rows(rng: np.random.Generator) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Logits of which few are likely, many tied, in a few tiles or in many; and histories that have many of these."""
+    """Logits of which few are likely, many tied, in a few tiles or in many; and histories that have many of these.
+
+    Three histories in eight have none of them: what is drawn is mostly above all that it touches.
+    """
     logits = rng.normal(-6, 1, (N, V)).round(1)
     histories = []
     for i, row in enumerate(logits):
@@ -40,12 +43,13 @@ def likely_rows(rng: np.random.Generator) -> tuple[np.ndarray, list[np.ndarray]]
         near, far = rng.permutation(512)[: LIKELY - num_far], rng.permutation(V)[:num_far]
         likely = np.concatenate((near, far))
         row[likely] = rng.normal(3, 1, LIKELY).round(1)
-        histories.append(rng.permutation(likely)[: rng.integers(2, LIKELY - 5)])
+        known = likely if i * 5 % 8 < 5 else np.setdiff1d(np.arange(V), likely)
+        histories.append(rng.permutation(known)[: rng.integers(2, LIKELY - 5)])
     return logits.astype(np.float32), histories
 
 
-def compare(columns: int) -> None:
-    """The same draws by the GPU backend and by the CPU's, of requests that want so many top tokens."""
+def compare(*columns: int) -> None:
+    """The same draws by the GPU backend and by the CPU's, of requests that want so many top tokens in turn."""
     rng = np.random.default_rng(3)
     logits, histories = likely_rows(rng)
     index, nothing = torch.arange(N), torch.zeros(N, dtype=torch.int64)
@@ -55,17 +59,38 @@ def compare(columns: int) -> None:
         sampler = Sampler(N, V, device=device, backend=backend)
         for i, history in enumerate(histories):
             filters = ({"top_k": 50, "top_p": 0.98}, {"top_k": 20}, {"top_k": 40}, {})[i % 4]
-            params = SamplingParams(seed=i, temperature=1.5, logprobs=columns, **filters, **EDITS[i % len(EDITS)])
+            params = SamplingParams(
+                seed=i, temperature=1.5, logprobs=columns[i // 6 % len(columns)], **filters, **EDITS[i % len(EDITS)]
+            )
             sampler.add_request(i, params, history[::2].tolist(), history[1::2].tolist())
         out = sampler(torch.from_numpy(logits).to(device), LogitsRows(*(field.to(device) for field in rows[:6])))
-        drawn.append((out.token_ids.tolist(), out.logprobs.selected_token_ranks.tolist()))
+        drawn.append((out.token_ids.tolist(), out.logprobs.selected_token_ranks.tolist(), out.logprobs))
     assert drawn[0][0] == drawn[1][0]
     assert drawn[0][1] == drawn[1][1], [n for n, (a, b) in enumerate(zip(drawn[0][1], drawn[1][1])) if a != b]
+    ours, theirs = drawn[0][2], drawn[1][2]
+    assert ours.logprob_token_ids.tolist() == theirs.logprob_token_ids.tolist()
+    torch.testing.assert_close(ours.logprobs.cpu(), theirs.logprobs, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("columns", [0, 2])
-def test_ranks_are_the_references(columns: int) -> None:
-    compare(columns)
+def draw_after_neighbours() -> None:
+    """The best token falls behind another by its penalty, and so does its neighbour, which is far from both."""
+    logits = torch.full((1, V), -6.0)
+    logits[0, [0, 1, 200]] = torch.tensor([10.0, 1.0, 5.0])
+    index, nothing = torch.arange(1), torch.zeros(1, dtype=torch.int64)
+    rows = LogitsRows(index, index, nothing, nothing + 2, nothing, torch.arange(2, dtype=torch.int32))
+    sampler = Sampler(1, V, device=DEVICE, backend="triton")
+    sampler.add_request(0, SamplingParams(top_k=1, seed=0, logprobs=0, repetition_penalty=3.0), [0, 1])
+    out = sampler(logits.to(DEVICE), LogitsRows(*(field.to(DEVICE) for field in rows[:6])))
+    assert (out.token_ids.tolist(), out.logprobs.selected_token_ranks.tolist()) == ([200], [2])
+
+
+def test_a_rank_after_neighbours() -> None:
+    draw_after_neighbours()
+
+
+@pytest.mark.parametrize("columns", [(0,), (2,), (0, 2)])
+def test_ranks_are_the_references(columns: tuple[int, ...]) -> None:
+    compare(*columns)
 
 
 WRONG = [
@@ -95,5 +120,10 @@ WRONG = [
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for Triton's interpreter")
 @pytest.mark.parametrize("mutant", WRONG, ids=lambda mutant: mutant.name)
 def test_wrong_ranks_are_seen(mutant: KernelMutant) -> None:
-    with mutant.planted(), pytest.raises(AssertionError):
+    def run() -> None:
+        draw_after_neighbours()
         compare(0)
+        compare(0, 2)
+
+    with mutant.planted(), pytest.raises(AssertionError):
+        run()

@@ -77,8 +77,7 @@ def prepared(name: str) -> Callable[[], list[float]]:
         return lambda: verify_gpu.microseconds(step)
     work = workload.make(Case(number, mix=kind, **others), device)
     sampler = work.sampler("triton")
-    draws = lambda logits: sampler(logits, work.rows, work.bitmask)  # noqa: E731
-    steps = timing.make_round(draws, work.buffers, 1, graph=True)
+    steps = timing.make_round(lambda x: sampler(x, work.rows, work.bitmask), work.buffers, 1, graph=True)
     on_cpu = workload.Workload(work.case, [work.buffers[0].cpu()], work.history)
     expected = on_cpu.sampler("torch")(on_cpu.buffers[0], on_cpu.rows, on_cpu.bitmask).token_ids
     wrong = int((steps.drawn[0].token_ids.cpu() != expected).sum())

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from drawlot import LogprobsTensors, RowStatus, SamplerOutput, SamplingParams, rng, sample
 from drawlot.kernels import reference, registry
-from drawlot.kernels.inputs import SampledRows
+from drawlot.kernels.inputs import Edits, SampledRows
+from drawlot.kernels.torch.edits import as_tiles, grammar_masked
 from drawlot.kernels.torch.scan import TileMasses, scan
 from tests.cases import Batch, random_batch
 
@@ -137,6 +138,8 @@ def test_bad_rows_are_flagged_and_touch_no_other(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_no_rows_and_no_history_are_no_errors(backend: str) -> None:
+    nothing_masked = grammar_masked(as_tiles(torch.zeros(0, 300)), Edits(torch.zeros(0, 10, dtype=torch.int32)))
+    assert nothing_masked.shape == (0, 3, 128)
     none = sample(torch.zeros(0, 300), SamplingParams(logprobs=2), backend=backend)
     assert none.token_ids.shape == none.status.shape == (0,)
     assert none.logprobs is not None

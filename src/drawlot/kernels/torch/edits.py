@@ -30,8 +30,9 @@ def grammar_masked(tiles: Tensor, edits: Edits) -> Tensor:
         return tiles
     # By bytes, of which there are few: a flag of each token takes five times as long. Byte j of a word holds its ids
     # 8 j .. 8 j + 7.
-    limits = _limits_of_bytes(tiles.device)
-    most = limits.index_select(0, edits.bitmask.contiguous().view(torch.uint8).flatten().int()).view(len(tiles), -1)
+    given = edits.bitmask.contiguous().view(torch.uint8)
+    limits = _limits_of_bytes(tiles.device).index_select(0, given.flatten().int())
+    most = limits.view(len(given), 8 * given.shape[1])
     padding = tiles.shape[1] * TILE - most.shape[1]
     if padding:
         # The mask ends at the vocabulary's last word or behind it, the tiles at a multiple of 128.

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -43,13 +44,17 @@ class Setting(NamedTuple):
 
 
 class Proof:
-    """The checks of one proof, in order; each is also told to stderr when it is made."""
+    """The checks of one proof, in order; each is also told to stderr when it is made, with the seconds it came after.
+
+    Those of a process of its own are counted from its start.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.summary = ""
         """What was shown, in one line"""
         self.checks: list[dict[str, Any]] = []
+        self._start = time.perf_counter()
 
     @property
     def verdict(self) -> str:
@@ -89,7 +94,9 @@ class Proof:
     def _record(self, name: str, passed: bool | None, word: str, figures: dict[str, Any]) -> None:
         self.checks.append({"name": name, "passed": passed, **figures})
         shown = ", ".join(f"{key} {value}" for key, value in figures.items() if not isinstance(value, (list, dict)))
-        print(f"  {self.name}: {name}: {word}  {shown}", file=sys.stderr, flush=True)
+        seconds = time.perf_counter() - self._start
+        told = f"{word}  {shown}".rstrip()
+        print(f"  {self.name}: {name}: {told}  ({seconds:.1f} s)", file=sys.stderr, flush=True)
 
 
 def _checks_of(

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from drawlot import LogitsRows, Sampler, SamplingParams
 from drawlot.kernels.triton import from_list, ranks
 from tests.kernel_mutant import KernelMutant
+from tests.sampler_pair import rows_of
 
 # The interpreter computes in NumPy, which warns where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -64,28 +65,26 @@ def compare(*columns: int) -> None:
             )
             sampler.add_request(i, params, history[::2].tolist(), history[1::2].tolist())
         out = sampler(torch.from_numpy(logits).to(device), LogitsRows(*(field.to(device) for field in rows[:6])))
-        drawn.append((out.token_ids.tolist(), out.logprobs.selected_token_ranks.tolist(), out.logprobs))
-    assert drawn[0][0] == drawn[1][0]
-    assert drawn[0][1] == drawn[1][1], [n for n, (a, b) in enumerate(zip(drawn[0][1], drawn[1][1])) if a != b]
-    ours, theirs = drawn[0][2], drawn[1][2]
-    assert ours.logprob_token_ids.tolist() == theirs.logprob_token_ids.tolist()
-    torch.testing.assert_close(ours.logprobs.cpu(), theirs.logprobs, rtol=2e-6, atol=2e-6)
+        drawn.append((out.token_ids.cpu(), *(column.cpu() for column in out.logprobs[:3])))
+    (tokens, ids, logprobs, ranks), (right_tokens, right_ids, right_logprobs, right_ranks) = drawn
+    assert tokens.tolist() == right_tokens.tolist()
+    assert ranks.tolist() == right_ranks.tolist(), (ranks != right_ranks).nonzero().flatten().tolist()
+    assert ids.tolist() == right_ids.tolist()
+    torch.testing.assert_close(logprobs, right_logprobs, rtol=2e-6, atol=2e-6)
 
 
-def draw_after_neighbours() -> None:
-    """The best token falls behind another by its penalty, and so does its neighbour, which is far from both."""
-    logits = torch.full((1, V), -6.0)
-    logits[0, [0, 1, 200]] = torch.tensor([10.0, 1.0, 5.0])
-    index, nothing = torch.arange(1), torch.zeros(1, dtype=torch.int64)
-    rows = LogitsRows(index, index, nothing, nothing + 2, nothing, torch.arange(2, dtype=torch.int32))
+def draw_past_two_penalised() -> None:
+    """Two neighbours are penalised, of which the first was the best token: what is drawn is the second of the row."""
+    logits = torch.full((1, V), -6.0, device=DEVICE)
+    logits[0, [0, 1, 200]] = torch.tensor([10.0, 1.0, 5.0], device=DEVICE)
     sampler = Sampler(1, V, device=DEVICE, backend="triton")
     sampler.add_request(0, SamplingParams(top_k=1, seed=0, logprobs=0, repetition_penalty=3.0), [0, 1])
-    out = sampler(logits.to(DEVICE), LogitsRows(*(field.to(DEVICE) for field in rows[:6])))
+    out = sampler(logits, rows_of([0], [2]))
     assert (out.token_ids.tolist(), out.logprobs.selected_token_ranks.tolist()) == ([200], [2])
 
 
-def test_a_rank_after_neighbours() -> None:
-    draw_after_neighbours()
+def test_a_rank_past_two_penalised() -> None:
+    draw_past_two_penalised()
 
 
 @pytest.mark.parametrize("columns", [(0,), (2,), (0, 2)])
@@ -121,7 +120,7 @@ WRONG = [
 @pytest.mark.parametrize("mutant", WRONG, ids=lambda mutant: mutant.name)
 def test_wrong_ranks_are_seen(mutant: KernelMutant) -> None:
     def run() -> None:
-        draw_after_neighbours()
+        draw_past_two_penalised()
         compare(0)
         compare(0, 2)
 

@@ -23,3 +23,14 @@ def fake_engine(monkeypatch):
 
     monkeypatch.setattr(drawlot.entrypoints.llm, "Engine", make)
     return made
+
+
+@pytest.fixture
+def multipass():
+    """The multi-pass provider with its kernels in Triton's interpreter, which is asked for above."""
+    pytest.importorskip("triton")
+    from drawlot.entrypoints.sampler_benchmark.providers import PROVIDERS
+
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton compiles here")
+    return PROVIDERS["multipass"]

@@ -35,7 +35,7 @@ def grammar_masked(tiles: Tensor, edits: Edits) -> Tensor:
     most = limits.view(len(given), 8 * given.shape[1])
     padding = tiles.shape[1] * TILE - most.shape[1]
     if padding:
-        # The mask ends at the vocabulary's last word or behind it, the tiles at a multiple of 128.
+        # The mask ends at the vocabulary's last word, the tiles at a multiple of 128: what lies between is padding.
         most = torch.nn.functional.pad(most, (0, padding), value=-torch.inf)
     most = most.view_as(tiles)
     return torch.minimum(tiles, most, out=most)

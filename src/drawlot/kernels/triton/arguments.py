@@ -127,6 +127,8 @@ class Tiles(NamedTuple):
     """int64 [8]: counters that the scan sets back, see `summary.COUNT` and the others"""
     undrawn: Tensor | None = None
     """int32 [N]: 1 where nobody asks for the token of a row that is read whole; None: all tokens are asked for"""
+    edit_bounds: Tensor | None = None
+    """int32, of rows that a request edits: an order that no touched token exceeds, raw or edited; None: nobody asks"""
 
 
 class Lists(NamedTuple):

@@ -89,13 +89,12 @@ def fit_a_list(columns, ROOM: tl.constexpr):
 
 
 @triton.jit
-def put_first_column(columns, row, token, logprob, rank, ROOM: tl.constexpr):
-    """Stores the columns of a row that wants the first alone, or none (token: -1), if they fit a list, and its rank."""
+def put_first_column(columns, row, token, logprob, ROOM: tl.constexpr):
+    """Stores the columns of a row that wants the first alone, or none (token: -1), if they fit a list; not its rank."""
     column = tl.arange(0, 2 * ROOM)
     at, exists, is_first = row * columns.count + column, column < columns.count, column == 0
     tl.store(columns.ids + at, tl.where(is_first, token, -1), mask=exists)
     tl.store(columns.logprobs + at, tl.where(is_first, logprob, MINUS_INF), mask=exists)
-    tl.store(columns.ranks + row, rank)
 
 
 @triton.jit
@@ -118,7 +117,8 @@ def put_result(
     else:
         if all_columns is not None:
             if wants_first(all_columns, has_column, num_top, ROOM):
-                put_first_column(all_columns, row, token, logprob, rank, ROOM)
+                put_first_column(all_columns, row, token, logprob, ROOM)
+                tl.store(all_columns.ranks + row, rank)
                 is_told = row >= 0
         tl.store(summary.rank + row, tl.where(is_told, ALL_COLUMNS, rank))
 

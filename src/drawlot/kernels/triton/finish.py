@@ -24,7 +24,7 @@ from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.ranks import ask_for_rank, count_or_leave_rank
 from drawlot.kernels.triton.raw_mass import log_row_mass, raw_law
 from drawlot.kernels.triton.scan import GROUPS, group_of, raw_apart
-from drawlot.kernels.triton.states import filters_of, noise_key, scan_scale, temperature_of
+from drawlot.kernels.triton.states import asked_of_scan, filters_of, noise_key, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import (
     ALL_COLUMNS,
     COUNT,
@@ -119,8 +119,10 @@ def finish_kernel(
         # Columns are left by rows whose token alone does not tell them all.
         leaves = (is_told | wants_first(all_columns, wants, num_top, ROOM)) == 0
         if is_told:
-            put_first_column(all_columns, row, _NO_TOKEN, MINUS_INF, 0, ROOM)
+            put_first_column(all_columns, row, _NO_TOKEN, MINUS_INF, ROOM)
+            tl.store(all_columns.ranks + row, 0)
             unknown_rank += ALL_COLUMNS
+    has_bounds = wants & (asked_of_scan(states, state)[3] >= 0)
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
     if top_k <= 0:
         noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
@@ -128,6 +130,10 @@ def finish_kernel(
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
     best_groups = tl.load(tiles.best_groups + at, mask=exists, other=MINUS_INF_ORDER)
+    bounds = tl.full([T], LAST_ID, tl.int32)
+    if tiles.edit_bounds is not None and rows.edits_of is not None:
+        own = tile < tl.where(has_bounds, tiles.num, 0)
+        bounds = tl.load(tiles.edit_bounds + at, mask=own, other=MINUS_INF_ORDER)
     # Early, since all that is read of the row waits for it.
     edited = is_edited(rows, row)
     if is_row == 0:
@@ -169,18 +175,21 @@ def finish_kernel(
             rows, None, row, lists, maxima, best_groups, found, need, temperature, (top_k, top_p, min_p), T, ROOM, BLOCK
         )
     # While tokens are being loaded. Who wants no logprobs goes on without it.
-    raw_max, raw_log_mass, raw_maxima = row_max, row_max, maxima
+    raw_max, raw_log_mass, raw_maxima, bound = row_max, row_max, maxima, tl.full([], LAST_ID, tl.int32)
     if tiles.raw_sums is not None:
         if wants:
             is_apart = raw_apart(rows, scale, row)
-            raw_max, raw_log_mass, raw_maxima = raw_law(tiles, at, exists, maxima, sums, row_max, is_apart)
+            raw_max, raw_log_mass, raw_maxima, highest_bound = raw_law(
+                tiles, at, exists, maxima, sums, bounds, row_max, is_apart
+            )
+            bound = tl.where(edited, highest_bound, bound)
             tl.store(summary.floats + 2 * summary.num_rows + row, raw_max)
             tl.store(summary.floats + 3 * summary.num_rows + row, raw_log_mass)
     # Of these rows it is known before anything is drawn that nobody reads them again.
     is_sure = ((temperature == 0) & (asks == 0) & (lists_top == 0)) | ((filtered == 0) & (wants == 0))
     if is_sure:
         decide(tiles, leaves, SHARES, OVERLAP)
-    raw_of_token, knows_raw = row_max, row < 0
+    raw_of_token, knows_raw, tells_rank = row_max, row < 0, row < 0
     done, token, keeps_list, mass = row < 0, tl.full([], -1, tl.int32), row < 0, tl.zeros([], tl.float32)
     if temperature == 0:
         best = tl.min(tl.where(orders == highest, tile * GROUPS + group_of(best_groups), LAST_ID))
@@ -194,7 +203,7 @@ def finish_kernel(
             put_result(columns, all_columns, summary, row, token, logprob, 1, wants, is_told, num_top, ROOM)
         done = row >= 0
     if draws_from_list:
-        done, token, keeps, raw_of_token = draw_from_list(
+        done, token, keeps, raw_of_token, tells_rank = draw_from_list(
             rows,
             lists,
             drawn,
@@ -214,7 +223,9 @@ def finish_kernel(
             asks,
             (asks == 0) & (is_sure == 0),
             tiles,
+            raw_max,
             raw_log_mass,
+            bound,
             RAW,
             LOGITS,
             WIDE,
@@ -273,7 +284,7 @@ def finish_kernel(
                     tl.store(summary.rank + row, 1)
                 decide(tiles, has_columns == 0, SHARES, OVERLAP)
     # Raw ranks of rows that are read again come with their tokens.
-    asks_rank = wants & tl.where(done, asks, (filtered == 0) & (has_rank == 0))
+    asks_rank = wants & tl.where(done, asks & (tells_rank == 0), (filtered == 0) & (has_rank == 0))
     if done == 0:
         if filtered:
             slot = tl.atomic_add(tiles.control + COUNT, 1)

@@ -4,7 +4,14 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.bracket import LARGEST
-from drawlot.kernels.triton.column_values import fit_a_list, put_column, put_columns, result_of
+from drawlot.kernels.triton.column_values import (
+    fit_a_list,
+    put_column,
+    put_columns,
+    put_first_column,
+    result_of,
+    wants_first,
+)
 from drawlot.kernels.triton.decided import decide
 from drawlot.kernels.triton.listing import (
     begin_groups,
@@ -129,7 +136,9 @@ def draw_from_list(
     asks,
     counts,
     tiles,
+    raw_max,
     raw_log_mass,
+    bound,
     RAW: tl.constexpr,
     LOGITS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -140,13 +149,15 @@ def draw_from_list(
 ):
     """Whether the list held all that the row keeps, and its token, which is stored then with its summary.
 
-    And whether the row surely keeps the list otherwise; and the token's raw value for who `asks`.
+    And whether the row surely keeps the list otherwise; and for who `asks` the token's raw value, and whether its rank
+    is told all the same.
 
     begun: what `begin_list` returns; filters, key: what `filters_of` and `noise_key` of `states` return; row_mass: what
     `mass_for_top_p` does; has_column: whether columns, if there are any, are to have the token; num_top: how many top
-    tokens all_columns are to have; is_told: they have all that they are to have already; asks: another
-    rank is told by others; counts: whether to count the row decided as soon as the list decides it;
-    raw_log_mass: of the raw logits, if they have the same values.
+    tokens all_columns are to have; is_told: they have all that they are to have already; asks: the rank among raw
+    values is another one, unless the token is above the bound, an order that no touched token exceeds, raw or edited:
+    then those before it are as they were; counts: whether to count the row decided as soon as the list decides it;
+    raw_max, raw_log_mass: of the raw logits.
     """
     # The mass of what is kept, and the cut, are for logprobs of what is kept.
     TELLS_CUT: tl.constexpr = not RAW and (columns is not None or all_columns is not None)
@@ -161,7 +172,7 @@ def draw_from_list(
     noises = noises_of_list(token, key, TARGET_TILE, TARGET_TOKEN, WIDE)
     line = begun[0], z_of(value_of(begun[0]), row_max, temperature, WIDE)
     done, rank, num_kept, total = cut_list(lists, row, line, listed, keys, z, mass, filters, row_mass, TELLS_CUT, ROOM)
-    winner, keeps, raw_of_winner = tl.full([], -1, tl.int32), row < 0, row_max
+    winner, keeps, raw_of_winner, tells_rank = tl.full([], -1, tl.int32), row < 0, row_max, row < 0
     if done:
         tells_all, leaves = row < 0, row < 0
         if all_columns is not None:
@@ -183,12 +194,21 @@ def draw_from_list(
         if RAW:
             if asks:
                 raw_of_winner = tl.max(tl.where(token == winner, raw, MINUS_INF))
+                tells_rank = order_of(raw_of_winner) > bound
+                if tells_rank:
+                    has_column, tells_first = row >= 0, row >= 0
+                    if all_columns is not None:
+                        tells_first = wants_first(all_columns, row >= 0, num_top, ROOM)
+                        is_told = tells_first
+                    decide(tiles, tells_first == 0, SHARES, OVERLAP)
         put(drawn, summary, row, winner, 0, LISTED, row_max, log_mass)
         if columns is None and all_columns is None:
             tl.store(summary.rank + row + token * 0, rank + 1, mask=token == winner)
         else:
-            # Unedited: the maximum of the raw logits is the row's.
-            logprob = result_of(value, row_max, raw_log_mass if RAW else log_mass, temperature, RAW, LOGITS)
+            if RAW:
+                logprob = result_of(value, raw_max, raw_log_mass, temperature, RAW, LOGITS)
+            else:
+                logprob = result_of(value, row_max, log_mass, temperature, RAW, LOGITS)
             if columns is not None:
                 put_column(columns, row, token, logprob, rank + 1, token == tl.where(has_column, winner, -1))
             elif tells_all:
@@ -198,11 +218,15 @@ def draw_from_list(
             else:
                 # Who asks for another rank goes on to a barrier. Behind a store at the end of a branch ptxas may leave
                 # the threads of a warp apart, and the barrier then counts the warp when the first of them comes.
-                is_known = token == tl.where(asks, -1, winner)
+                is_known = token == tl.where(asks & (tells_rank == 0), -1, winner)
+                if tells_rank & is_told:
+                    first = result_of(raw_of_winner, raw_max, raw_log_mass, temperature, RAW, LOGITS)
+                    put_first_column(all_columns, row, winner, first, ROOM)
+                    tl.store(all_columns.ranks + row + token * 0, rank + 1, mask=is_known)
                 tl.store(summary.rank + row + token * 0, tl.where(is_told, ALL_COLUMNS, rank + 1), mask=is_known)
     else:
         keeps = keeps_list(listed, total, row_mass, filters, ROOM)
-    return done, winner, keeps, raw_of_winner
+    return done, winner, keeps, raw_of_winner, tells_rank
 
 
 @triton.jit

@@ -124,6 +124,21 @@ def _sum_two(a_first, a_second, b_first, b_second):
 
 
 @triton.jit
+def largest_two(first, second):
+    """The largest of each of two int32 blocks."""
+    if _ONE_BY_ONE:
+        result = tl.max(first), tl.max(second)
+    else:
+        result = tl.reduce((tl.max(lines_of(first), 1), tl.max(lines_of(second), 1)), 0, _largest_two)
+    return result
+
+
+@triton.jit
+def _largest_two(a_first, a_second, b_first, b_second):
+    return tl.maximum(a_first, b_first), tl.maximum(a_second, b_second)
+
+
+@triton.jit
 def sum_four(a, b, c, d):
     """Sums of four blocks."""
     if _ONE_BY_ONE:

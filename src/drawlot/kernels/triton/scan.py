@@ -205,7 +205,10 @@ def scan_block(
                     if wants:
                         # First, since raw values that are kept beside edited ones would take too many registers.
                         _put_raw_tiles(rows, tiles, at, tile, raw, tile_maxima(raw))
-                x = _edited(rows, row, slot, tile, kind, left, asked, first, raw)
+                x, highest = _edited(rows, row, slot, tile, kind, left, asked, first, raw)
+                if tiles.edit_bounds is not None:
+                    bounds = order_of(tl.max(tl.max(highest, 2), 1))
+                    _put(tiles.edit_bounds, at, bounds, raw, rows.logits.dtype.element_ty.primitive_bitwidth)
                 _put_tiles(rows, tiles, at, tile, logits, x, scale)
             else:
                 _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart)
@@ -251,8 +254,9 @@ def _edited_earlier(states, item, NUM_BLOCKS: tl.constexpr):
 def _edited(rows, row, slot, tile, kind, left, asked, first, raw):
     """Values of tiles of a row that a request edits; lays them over the row, too.
 
-    kind, left, asked: of `begin_to_lay`, of the tiles; first: of `load_next`. Other programs lay new values over other
-    words: what these have is read by none before the scan ends.
+    And the highest of the touched tokens that each thread has, raw or edited. kind, left, asked: of `begin_to_lay`, of
+    the tiles; first: of `load_next`. Other programs lay new values over other words: what these have is read by none
+    before the scan ends.
     """
     # As threads have them, so that each changes its own, and by numbers that are constants.
     x = raw.reshape(raw.shape[0], SLICES, left.shape[1], left.shape[2], GROUP)
@@ -263,15 +267,18 @@ def _edited(rows, row, slot, tile, kind, left, asked, first, raw):
         tl.debug_barrier()
         x = tl.where(is_bad(x), float("nan"), MINUS_INF)
     token, bit, value, entry = first
+    highest = tl.full(left.shape, MINUS_INF, tl.float32)
     turns = most_left(left)
     while turns > 0:
+        before = value
         value = lay_next(rows, rows.edits_of, row, slot, asked, token, value, entry)
+        highest = tl.where(token >= 0, tl.maximum(highest, tl.maximum(before, value)), highest)
         x = tl.where(bit[:, None, :, :, None] == number, value[:, None, :, :, None], x)
         left &= left - 1
         turns -= 1
         if turns > 0:
             token, bit, value, entry = load_next(rows, rows.edits_of, row, slot, tile, left)
-    return x.reshape(raw.shape)
+    return x.reshape(raw.shape), highest
 
 
 @triton.jit

@@ -247,7 +247,11 @@ class StepSampler:
         refuse_capture(self._floats, "it has more rows than any before")
         self._max_rows = max_rows
         device, raw = self._floats.device, self._mode.startswith("raw")
-        self._work = Workspace.of(max_rows, self._num_tiles, device, raw=raw)
+        work = Workspace.of(max_rows, self._num_tiles, device, raw=raw)
+        if raw:
+            bounds = torch.empty_like(work.tiles.best_groups)
+            work = work._replace(tiles=work.tiles._replace(edit_bounds=bounds))
+        self._work = work
         self._edits.reserve_rows(max_rows)
         self._plans.clear()
 
@@ -280,7 +284,7 @@ class StepSampler:
             torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.uint8, device=device)
         )
         if num_columns == 0:
-            work = work._replace(tiles=work.tiles._replace(raw_maxima=None, raw_sums=None))
+            work = work._replace(tiles=work.tiles._replace(raw_maxima=None, raw_sums=None, edit_bounds=None))
             launches = launches_of_draw(work, self._vocab_size, None, None, self._mode, drawn, **how)
             return _Plan(next(self._serials), launches, drawn, None, {})
         columns = Columns(

@@ -38,8 +38,8 @@ OF_LISTS = [
     KernelMutant(
         "raw ranks by edited maxima",
         finish.finish_kernel,
-        "raw_max, raw_log_mass, raw_maxima, highest_bound = raw_law(",
-        "raw_max, raw_log_mass, _raw, highest_bound = raw_law(",
+        "raw_maxima,\n                raw_of_token,",
+        "maxima,\n                raw_of_token,",
     ),
     KernelMutant("given ids forgotten", column_values.num_top_of, "tl.where(first >= 0, ROOM + 1, num_top)", "num_top"),
     KernelMutant("top tokens as they lie", column_values.put_columns, "ids + 1 + rank, tl", "ids + 1 + rank * 0, tl"),

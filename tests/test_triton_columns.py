@@ -111,6 +111,18 @@ MUTANTS = [
         ),
     ),
     (
+        "edited",
+        90,
+        KernelMutant(
+            "raw tiles of rows edited before", finish.finish_kernel, "rows.edits is not None and", "False and"
+        ),
+    ),
+    (
+        "unfiltered, warm",
+        0,
+        KernelMutant("raw tiles of warm rows", finish.finish_kernel, "| (scale != 1.0) |", "| (row < 0) |"),
+    ),
+    (
         "bad",
         90,
         KernelMutant(

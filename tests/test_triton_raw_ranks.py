@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from drawlot import LogitsRows, Sampler, SamplingParams
-from drawlot.kernels.triton import from_list, ranks, scan
+from drawlot.kernels.triton import finish, from_list, ranks, scan
 from tests.kernel_mutant import KernelMutant
 from tests.sampler_pair import rows_of
 
@@ -112,6 +112,7 @@ WRONG = [
         "the edited value without a list", ranks.count_or_leave_rank, "own, own >= 0, True)", "own, own >= 0, False)"
     ),
     KernelMutant("too few tiles", ranks.may_have_before, "maxima >= x", "maxima >= x + 1.0"),
+    KernelMutant("raw tiles of edited rows", finish.finish_kernel, "(has_bounds | (scale", "((row < 0) | (scale"),
     KernelMutant("the list's for all", from_list.draw_from_list, "order_of(raw_of_winner) > bound", "row >= 0"),
     KernelMutant("not above raw ones", scan._edited, "tl.maximum(before, value)", "value"),
     KernelMutant("not above edited ones", scan._edited, "tl.maximum(before, value)", "before"),

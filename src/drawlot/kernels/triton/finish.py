@@ -15,14 +15,14 @@ from drawlot.kernels.triton.column_values import (
 )
 from drawlot.kernels.triton.decided import BOTH_SHARES, ONE_SHARE, decide, decide_and_leave
 from drawlot.kernels.triton.from_list import begin_list, draw_from_list, mass_for_top_p, may_hold, need_of
-from drawlot.kernels.triton.listing import clear_list, survey
+from drawlot.kernels.triton.listing import clear_list, survey, survey_beside
 from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.one_read import begin_counts
 from drawlot.kernels.triton.pdl import wait_for_previous
 from drawlot.kernels.triton.proposal import put_request
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.ranks import ask_for_rank, count_or_leave_rank
-from drawlot.kernels.triton.raw_mass import log_row_mass, raw_law
+from drawlot.kernels.triton.raw_mass import log_row_mass
 from drawlot.kernels.triton.scan import GROUPS, group_of, raw_apart
 from drawlot.kernels.triton.states import asked_of_scan, filters_of, noise_key, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import (
@@ -123,6 +123,8 @@ def finish_kernel(
             tl.store(all_columns.ranks + row, 0)
             unknown_rank += ALL_COLUMNS
     has_bounds = wants & (asked_of_scan(states, state)[3] >= 0)
+    # Edits that are laid over rows before the scan are known by their rows alone.
+    may_be_apart = wants & (has_bounds | (scale != 1.0) | (rows.edits is not None and rows.edits_of is None))
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
     if top_k <= 0:
         noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
@@ -136,6 +138,13 @@ def finish_kernel(
         bounds = tl.load(tiles.edit_bounds + at, mask=own, other=MINUS_INF_ORDER)
     # Early, since all that is read of the row waits for it.
     edited = is_edited(rows, row)
+    raw_maxima, raw_sums = maxima, sums
+    if tiles.raw_sums is not None:
+        own = tile < tl.where(may_be_apart, tiles.num, 0)
+        raw_maxima = tl.load(tiles.raw_maxima + at, mask=own, other=MINUS_INF)
+        raw_sums = tl.load(tiles.raw_sums + at, mask=own, other=0.0)
+        is_apart = wants & raw_apart(rows, scale, row)
+        raw_maxima, raw_sums = tl.where(is_apart, raw_maxima, maxima), tl.where(is_apart, raw_sums, sums)
     if is_row == 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0.0, 0.0)
         tl.store(summary.rank + row, unknown_rank)
@@ -144,7 +153,11 @@ def finish_kernel(
 
     orders = order_of(maxima)
     # A bad tile is above all others.
-    found = survey(maxima, sums != sums)
+    raw_highest, bound = tl.zeros([], tl.int32), tl.full([], LAST_ID, tl.int32)
+    if tiles.raw_sums is not None:
+        found, raw_highest, bound = survey_beside(maxima, sums != sums, order_of(raw_maxima), bounds)
+    else:
+        found = survey(maxima, sums != sums)
     highest, lowest, num_tiles, _, _ = found
     if (highest == LAST_ID) | (num_tiles == 0):
         put(drawn, summary, row, -1, tl.where(highest == LAST_ID, _NONFINITE, _EMPTY), NO_TOKEN, 0.0, 0.0)
@@ -175,14 +188,11 @@ def finish_kernel(
             rows, None, row, lists, maxima, best_groups, found, need, temperature, (top_k, top_p, min_p), T, ROOM, BLOCK
         )
     # While tokens are being loaded. Who wants no logprobs goes on without it.
-    raw_max, raw_log_mass, raw_maxima, bound = row_max, row_max, maxima, tl.full([], LAST_ID, tl.int32)
+    raw_max, raw_log_mass = row_max, row_max
     if tiles.raw_sums is not None:
         if wants:
-            is_apart = raw_apart(rows, scale, row)
-            raw_max, raw_log_mass, raw_maxima, highest_bound = raw_law(
-                tiles, at, exists, maxima, sums, bounds, row_max, is_apart
-            )
-            bound = tl.where(edited, highest_bound, bound)
+            raw_max = value_of(raw_highest)
+            raw_log_mass = log_row_mass(raw_maxima, raw_sums, raw_max)
             tl.store(summary.floats + 2 * summary.num_rows + row, raw_max)
             tl.store(summary.floats + 3 * summary.num_rows + row, raw_log_mass)
     # Of these rows it is known before anything is drawn that nobody reads them again.

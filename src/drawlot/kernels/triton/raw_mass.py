@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.reduce import largest_two, sum_of_masses
+from drawlot.kernels.triton.reduce import sum_of_masses
 from drawlot.kernels.triton.scan import LOG2_E
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, order_of, value_of
+from drawlot.kernels.triton.values import MINUS_INF
 
 
 @triton.jit
@@ -15,16 +15,14 @@ def log_row_mass(maxima, sums, row_max):
 
 
 @triton.jit
-def raw_law(tiles, at, exists, maxima, sums, bounds, row_max, is_apart):
-    """Maximum of a row's raw logits, the log of their mass relative to it, and the maxima of its tiles; its bound.
+def raw_law(tiles, at, exists, maxima, sums, row_max, is_apart):
+    """Maximum of a row's raw logits, the log of their mass relative to it, and the maxima of its tiles.
 
-    at, exists: [T], places of its tiles; maxima, sums, row_max: of its values; bounds: of `Tiles.edit_bounds`;
-    is_apart: raw ones have tiles of their own. The bound is that of all tiles, if it is; else any.
+    at, exists: [T], places of its tiles; maxima, sums, row_max: of its values; is_apart: raw ones have tiles of their
+    own.
     """
-    bound = tl.full([], LAST_ID, tl.int32)
     if is_apart:
         maxima = tl.load(tiles.raw_maxima + at, mask=exists, other=MINUS_INF)
         sums = tl.load(tiles.raw_sums + at, mask=exists, other=0.0)
-        highest, bound = largest_two(order_of(maxima), bounds)
-        row_max = value_of(highest)
-    return row_max, log_row_mass(maxima, sums, row_max), maxima, bound
+        row_max = tl.max(maxima)
+    return row_max, log_row_mass(maxima, sums, row_max), maxima

@@ -50,15 +50,41 @@ def span_and_moments(largest, smallest, count, x):
     if _ONE_BY_ONE:
         result = tl.max(largest), tl.min(smallest), tl.sum(count), tl.sum(x), tl.sum(x * x)
     else:
-        high, low, num = tl.max(lines_of(largest), 1), tl.min(lines_of(smallest), 1), tl.sum(lines_of(count), 1)
-        total, squares = tl.sum(lines_of(x), 1), tl.sum(lines_of(x * x), 1)
-        result = tl.reduce((high, low, num, total, squares), 0, _span_and_moments)
+        result = tl.reduce(_span_of_lines(largest, smallest, count, x), 0, _span_and_moments)
     return result
+
+
+@triton.jit
+def span_moments_and_largest(largest, smallest, count, x, first, second):
+    """As `span_and_moments`, and the largest of each of two int32 blocks."""
+    if _ONE_BY_ONE:
+        span = tl.max(largest), tl.min(smallest), tl.sum(count), tl.sum(x), tl.sum(x * x)
+        result = span, tl.max(first), tl.max(second)
+    else:
+        high, low, num, total, squares = _span_of_lines(largest, smallest, count, x)
+        first, second = tl.max(lines_of(first), 1), tl.max(lines_of(second), 1)
+        high, low, num, total, squares, first, second = tl.reduce(
+            (high, low, num, total, squares, first, second), 0, _span_moments_and_largest
+        )
+        result = (high, low, num, total, squares), first, second
+    return result
+
+
+@triton.jit
+def _span_of_lines(largest, smallest, count, x):
+    high, low, num = tl.max(lines_of(largest), 1), tl.min(lines_of(smallest), 1), tl.sum(lines_of(count), 1)
+    return high, low, num, tl.sum(lines_of(x), 1), tl.sum(lines_of(x * x), 1)
 
 
 @triton.jit
 def _span_and_moments(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
     return tl.maximum(a0, b0), tl.minimum(a1, b1), a2 + b2, a3 + b3, a4 + b4
+
+
+@triton.jit
+def _span_moments_and_largest(a0, a1, a2, a3, a4, a5, a6, b0, b1, b2, b3, b4, b5, b6):
+    span = tl.maximum(a0, b0), tl.minimum(a1, b1), a2 + b2, a3 + b3, a4 + b4
+    return span[0], span[1], span[2], span[3], span[4], tl.maximum(a5, b5), tl.maximum(a6, b6)
 
 
 _WORD = tl.constexpr(2**21 - 1)
@@ -121,21 +147,6 @@ def sum_two(first, second):
 @triton.jit
 def _sum_two(a_first, a_second, b_first, b_second):
     return a_first + b_first, a_second + b_second
-
-
-@triton.jit
-def largest_two(first, second):
-    """The largest of each of two int32 blocks."""
-    if _ONE_BY_ONE:
-        result = tl.max(first), tl.max(second)
-    else:
-        result = tl.reduce((tl.max(lines_of(first), 1), tl.max(lines_of(second), 1)), 0, _largest_two)
-    return result
-
-
-@triton.jit
-def _largest_two(a_first, a_second, b_first, b_second):
-    return tl.maximum(a_first, b_first), tl.maximum(a_second, b_second)
 
 
 @triton.jit

@@ -143,9 +143,8 @@ def put_top_aside(
             begun = begin_list(
                 rows, None, row, lists, maxima, best_groups, found, num_top, temperature, filters, T, ROOM, BLOCK
             )
-            is_apart = raw_apart(rows, scale, row)
-            row_max, log_mass, _, _ = raw_law(
-                tiles, at, exists, maxima, sums, best_groups, value_of(found[0]), is_apart
+            row_max, log_mass, _ = raw_law(
+                tiles, at, exists, maxima, sums, value_of(found[0]), raw_apart(rows, scale, row)
             )
             listed, keys = list_row(rows, None, lists, row, begun, ROOM, BLOCK)
             leaves = tells_top(all_columns, num_top, listed, begun[0], ROOM) == 0

@@ -4,7 +4,8 @@ Cases are those of `variants_gpu`, forms of `gpu_proof.long_equality` (raw:12825
 `gpu_proof` that compile much (badrows, invariance, laws, sanitizer). Run from the root of the repository, under the
 version of Triton that the GPU's machine has, whose cache DIR then is. PYTHONPATH may name another copy of drawlot. For
 compute capability 9.0, 132 multiprocessors. Where the GPU's machine has another version of Python, so that its wheel of
-Triton is another one, `--wheel` tells where that lies unpacked: names in the cache depend on it. `pack_cache` packs it.
+Triton is another one, `--wheel` tells where that lies unpacked: names in the cache depend on it. `pack_cache` packs it,
+or of it what some runs of this used: each appends the names to the file of `--names`.
 """
 
 import argparse
@@ -12,8 +13,10 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import cache, driver
 
@@ -43,6 +46,18 @@ class _Driver:
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
+
+
+class NotingCache(cache.FileCacheManager):  # type: ignore[misc]
+    """The cache, which notes the names under which it is asked for kernels."""
+
+    names: ClassVar[set[str]] = set()
+
+    def get_group(self, filename: str) -> dict[str, str] | None:
+        """As the cache's own."""
+        self.names.add(self.key)
+        group: dict[str, str] | None = super().get_group(filename)
+        return group
 
 
 def pretend() -> None:
@@ -107,6 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_ahead", description=__doc__)
     parser.add_argument("cases", nargs="+")
     parser.add_argument("--wheel", type=Path, help="unpacked, of the Triton that will look for what is compiled here")
+    parser.add_argument("--names", type=Path, help="appends the kernels' names in the cache to this file, a line each")
     given = parser.parse_args(arguments)
     try:
         for name in given.cases:
@@ -117,6 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
     if given.wheel is not None and not (given.wheel / "triton").is_dir():
         parser.error(f"--wheel: needs a folder that holds triton; got {given.wheel}")
     pretend()
+    knobs.cache.manager_class = NotingCache
     if given.wheel is not None:
         # The key is made of the files beside this one.
         cache.triton_key.cache_clear()
@@ -125,6 +142,9 @@ def main(arguments: list[str] | None = None) -> None:
         start = time.perf_counter()
         compile_case(name)
         print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+    if given.names is not None:
+        with given.names.open("a") as file:
+            file.writelines(f"{name}\n" for name in sorted(NotingCache.names))
 
 
 if __name__ == "__main__":

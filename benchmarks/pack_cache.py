@@ -2,7 +2,7 @@
 
 DIR is what `compile_ahead` filled. Of each kernel its machine code and what is said of it, without intermediate forms,
 and with zeros for the PTX text that lies in the code for debuggers: so 579 kernels are 28 MB. Unpack it where DIR was:
-a cache holds its own paths.
+a cache holds its own paths. `--names`: those that `compile_ahead --names` noted alone.
 """
 
 import argparse
@@ -31,16 +31,23 @@ def without_ptx_text(code: bytes) -> bytes:
     return bytes(result)
 
 
-def pack(cache: Path, file: Path) -> int:
-    """Writes the archive, in which kernels of a name lie side by side, since they are alike; returns their number."""
-    kernels = sorted(cache.glob("*/*.cubin"), key=lambda path: (path.name, path.stat().st_size, path))
+def pack(cache: Path, file: Path, names: frozenset[str] | None = None) -> int:
+    """Writes the archive, in which kernels of a name lie side by side, since they are alike; returns their number.
+
+    names: folders of the cache; None: all.
+    """
+
+    def found(pattern: str) -> list[Path]:
+        return [path for path in cache.glob(pattern) if names is None or path.parent.name in names]
+
+    kernels = sorted(found("*/*.cubin"), key=lambda path: (path.name, path.stat().st_size, path))
     with tarfile.open(file, "w:xz", preset=2) as archive:
         for path in kernels:
             code = without_ptx_text(path.read_bytes())
             about = tarfile.TarInfo(str(path.relative_to(cache)))
             about.size = len(code)
             archive.addfile(about, io.BytesIO(code))
-        for path in sorted(cache.glob("*/*.json")):
+        for path in sorted(found("*/*.json")):
             archive.add(path, str(path.relative_to(cache)))
     return len(kernels)
 
@@ -50,10 +57,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pack_cache", description=__doc__)
     parser.add_argument("cache", type=Path, metavar="DIR")
     parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--names", type=Path, metavar="NAMES", help="a file of folders of DIR, a line each")
     given = parser.parse_args(arguments)
     if not any(given.cache.glob("*/*.cubin")):
         parser.error(f"DIR: needs a cache with compiled kernels; got {given.cache}")
-    number = pack(given.cache, given.file)
+    names = None
+    if given.names is not None:
+        if not given.names.is_file():
+            parser.error(f"--names: needs a file; got {given.names}")
+        names = frozenset(given.names.read_text().split())
+    number = pack(given.cache, given.file, names)
     print(f"{given.file}: {number} kernels, {given.file.stat().st_size / 1e6:.1f} MB")
 
 

@@ -66,6 +66,22 @@ print(int(before), int("{digest}" in cache.triton_key()))
     assert counted(script) == [0, 1]
 
 
+def test_names_in_the_cache_are_noted(tmp_path: Path) -> None:
+    names = tmp_path / "names"
+    script = f"""
+from benchmarks import compile_ahead
+from triton.runtime import cache
+for name in ("01", "02"):
+    compile_ahead.main(["no-logprobs-2-v128", "--names", "{names}"])
+    # As a compilation does, which is replaced here.
+    cache.get_cache_manager(name).get_group("scan_kernel.json")
+compile_ahead.main(["no-logprobs-2-v128", "--names", "{names}"])
+print(0)
+"""
+    assert counted(script) == [0]
+    assert names.read_text().split() == ["AE", "AE", "AI"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -42,7 +42,28 @@ def test_a_cache_is_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert found == {"scan_kernel.cubin": code_of(b"code", bytes(10)), "scan_kernel.json": b"{}"}
 
 
+def test_what_was_noted_is_packed_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("ONE", "OTHER"):
+        (tmp_path / "cache" / name).mkdir(parents=True)
+        (tmp_path / "cache" / name / "scan_kernel.cubin").write_bytes(code_of(b"code", b""))
+        (tmp_path / "cache" / name / "scan_kernel.json").write_text("{}")
+    (tmp_path / "names").write_text("OTHER\nELSEWHERE\nOTHER\n")
+    file = tmp_path / "kernels.tar.xz"
+    pack_cache.main([str(tmp_path / "cache"), str(file), "--names", str(tmp_path / "names")])
+    assert "1 kernels" in capsys.readouterr().out
+    with tarfile.open(file) as archive:
+        assert archive.getnames() == ["OTHER/scan_kernel.cubin", "OTHER/scan_kernel.json"]
+
+
 def test_a_folder_without_kernels_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         pack_cache.main([str(tmp_path), str(tmp_path / "kernels.tar.xz")])
     assert "DIR: needs a cache with compiled kernels" in capsys.readouterr().err
+
+
+def test_names_that_there_are_not_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "KEY").mkdir()
+    (tmp_path / "KEY" / "scan_kernel.cubin").write_bytes(code_of(b"code", b""))
+    with pytest.raises(SystemExit):
+        pack_cache.main([str(tmp_path), str(tmp_path / "kernels.tar.xz"), "--names", "nowhere"])
+    assert "--names: needs a file; got nowhere" in capsys.readouterr().err

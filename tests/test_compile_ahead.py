@@ -38,12 +38,25 @@ def test_all_forms_of_a_case(case: str, kernels: list[int]) -> None:
     assert counted(SCRIPT.format([case])) == kernels
 
 
-@pytest.mark.parametrize(("name", "kernels"), [("badrows", [21, 0, 67, 18]), ("invariance", [23, 0, 92, 26])])
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("badrows", [11, 0, 29, 8]),
+        ("badsteps", [6, 0, 24, 6]),
+        ("badids", [4, 0, 14, 4]),
+        ("invariance", [18, 0, 71, 20]),
+        ("idle", [1, 0, 3, 1]),
+        ("devices", [1, 0, 3, 1]),
+        ("graphs", [6, 0, 21, 6]),
+        ("predecessors", [1, 0, 3, 1]),
+    ],
+)
 def test_all_forms_of_a_proof(name: str, kernels: list[int]) -> None:
     """Of 129 tokens here: the widest take long to make."""
     script = """
-from benchmarks.gpu_proof import badrows, invariance
+from benchmarks.gpu_proof import badrows, graphs, invariance, predecessors
 badrows.SIZES, badrows.SIZES_OF_STEPS, invariance.SIZES = (129,), (129,), ((129, 64),)
+graphs.SIZE, predecessors.VOCAB_SIZE = (129, 64), 129
 """
     assert counted(script + SCRIPT.format([name])) == kernels
 

@@ -12,15 +12,21 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_proof import badrows, equality, invariance, laws, sanitizer, tail
+from benchmarks.gpu_proof import badrows, equality, graphs, invariance, laws, predecessors, sanitizer, tail
 from benchmarks.gpu_proof.proof import Proof, Setting, conditions
 from drawlot.kernels.registry import get_backend
 
 # Bad rows come first: workspaces that outlive a call are then allocated under guard.
 PROOFS = {
     "badrows": badrows.prove,
+    "badsteps": badrows.prove_steps,
+    "badids": badrows.prove_ids,
     "equality": equality.prove,
     "invariance": invariance.prove,
+    "idle": invariance.prove_idle_filters,
+    "devices": invariance.prove_devices,
+    "graphs": graphs.prove,
+    "predecessors": predecessors.prove,
     "laws": laws.prove,
     "tail": tail.prove,
     "sanitizer": sanitizer.prove,
@@ -65,7 +71,7 @@ def _prove(name: str, setting: Setting, folder: Path) -> int:
     failed = [check["name"] for check in proof.checks if check["passed"] is False]
     shown = [proof.summary] if proof.verdict == "passed" else failed
     shown += [f"not run: {check}" for check in proof.skipped]
-    print(f"{proof.verdict:8} {name:11} {seconds:6.1f} s  {'; '.join(shown)}", flush=True)
+    print(f"{proof.verdict:8} {name:12} {seconds:6.1f} s  {'; '.join(shown)}", flush=True)
     return int(proof.verdict == "FAILED")
 
 

@@ -51,11 +51,12 @@ def _badrows(setting: Setting, proof: Proof) -> None:
     for vocab_size in badrows.SIZES:
         for number in range(len(badrows.FORMS)):
             badrows.check_form(setting, proof, vocab_size, number)
+
+
+def _badsteps(setting: Setting, _proof: Proof) -> None:
     for vocab_size in badrows.SIZES_OF_STEPS:
         for seed in range(2):
             _play(setting, vocab_size, seed)
-    badrows.check_every_id(setting, proof, 4097)
-    badrows.check_padding(setting, proof, 4097)
 
 
 def _invariance(setting: Setting, proof: Proof) -> None:
@@ -64,15 +65,27 @@ def _invariance(setting: Setting, proof: Proof) -> None:
             invariance.check_rows(setting, proof, name, vocab_size, _ROWS)
         for edits in ((), invariance.EDITS):
             invariance.check_logprobs_or_not(setting, proof, vocab_size, _ROWS, edits)
+
+
+def _idle(setting: Setting, proof: Proof) -> None:
+    invariance.check_idle_filters(setting, proof, invariance.SIZES[-1][0], _ROWS)
+
+
+def _devices(setting: Setting, _proof: Proof) -> None:
+    for vocab_size, _ in invariance.SIZES:
         setting.draw(random_batch(setting.generator(5), _FEW, vocab_size, PLAIN._replace(edits=invariance.EDITS)))
-    widest = invariance.SIZES[-1][0]
-    invariance.check_idle_filters(setting, proof, widest, _ROWS)
+
+
+def _graphs(setting: Setting, _proof: Proof) -> None:
     for form in graphs.FORMS.values():
-        setting.draw(random_batch(setting.generator(0), _FEW, widest, form))
+        setting.draw(random_batch(setting.generator(0), _FEW, graphs.SIZE[0], form))
     for kinds in graphs.STEPS_OF.values():
-        graphs.Steps(setting, kinds, widest, 2 * len(kinds)).step()
-    sampler = predecessors.sampler_of(setting.device, setting.backend.name, widest, _FEW)
-    sampler(torch.zeros(_FEW, widest), predecessors.rows_of(_FEW, sampler))
+        graphs.Steps(setting, kinds, graphs.SIZE[0], 2 * len(kinds)).step()
+
+
+def _predecessors(setting: Setting, _proof: Proof) -> None:
+    sampler = predecessors.sampler_of(setting.device, setting.backend.name, predecessors.VOCAB_SIZE, _FEW)
+    sampler(torch.zeros(_FEW, predecessors.VOCAB_SIZE), predecessors.rows_of(_FEW, sampler))
 
 
 def _laws(setting: Setting, _proof: Proof) -> None:
@@ -98,7 +111,13 @@ def _sanitizer(setting: Setting, proof: Proof) -> None:
 
 PROOFS: dict[str, Callable[[Setting, Proof], None]] = {
     "badrows": _badrows,
+    "badsteps": _badsteps,
+    "badids": badrows.prove_ids,
     "invariance": _invariance,
+    "idle": _idle,
+    "devices": _devices,
+    "graphs": _graphs,
+    "predecessors": _predecessors,
     "laws": _laws,
     "sanitizer": _sanitizer,
 }

@@ -38,6 +38,14 @@ _STEPS = 8
 
 STEPS_OF = {"steps of a sampler": REQUESTS, "steps of a sampler with edits": REQUESTS + EDITED}
 NAMES = (*FORMS, *STEPS_OF)
+SIZE = 128_256, 512
+"""Vocabulary, and rows of a batch"""
+
+
+def prove(setting: Setting, proof: Proof) -> None:
+    """All forms, each by itself."""
+    proof.apart(setting, check, [(name, *((300, 64) if setting.small else SIZE)) for name in NAMES])
+    proof.summary = "replays draw what eager calls do"
 
 
 def check(setting: Setting, proof: Proof, name: str, vocab_size: int, n: int) -> None:

@@ -1,11 +1,11 @@
 """Compiles for a GPU on a machine that has none: `TRITON_CACHE_DIR=DIR python -m benchmarks.compile_ahead CASE...`.
 
 Cases are those of `variants_gpu`, forms of `gpu_proof.long_equality` (raw:128256, steps:4097), and proofs of
-`gpu_proof` that compile much (all but equality and tail). Run from the root of the repository, under the
-version of Triton that the GPU's machine has, whose cache DIR then is. PYTHONPATH may name another copy of drawlot. For
-compute capability 9.0, 132 multiprocessors. Where the GPU's machine has another version of Python, so that its wheel of
-Triton is another one, `--wheel` tells where that lies unpacked: names in the cache depend on it. `pack_cache` packs it,
-or of it what some runs of this used: each appends the names to the file of `--names`.
+`gpu_proof` that compile much (all but equality and tail). Run from the root of the repository, under the version of
+Triton that the GPU's machine has, whose cache DIR then is. PYTHONPATH may name another copy of drawlot. For compute
+capability 9.0, 132 multiprocessors. Where the GPU's machine has another version of Python, so that its wheel of Triton
+is another one, `--wheel` tells where that lies unpacked: names in the cache depend on it. `pack_cache` packs it, or of
+it what some runs of this used: each appends the names to the file of `--names`.
 """
 
 import argparse

@@ -27,11 +27,16 @@ def code_of(text: bytes, ptx: bytes) -> bytes:
     return result
 
 
+def put_kernel(folder: Path, ptx: bytes = b"") -> None:
+    """What the cache holds of a kernel, but for its intermediate forms."""
+    folder.mkdir(parents=True)
+    (folder / "scan_kernel.cubin").write_bytes(code_of(b"code", ptx))
+    (folder / "scan_kernel.json").write_text("{}")
+
+
 def test_a_cache_is_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernel = tmp_path / "cache" / "KEY"
-    kernel.mkdir(parents=True)
-    (kernel / "scan_kernel.cubin").write_bytes(code_of(b"code", b".version 8"))
-    (kernel / "scan_kernel.json").write_text("{}")
+    put_kernel(kernel, b".version 8")
     (kernel / "scan_kernel.ptx").write_text("text")
     file = tmp_path / "kernels.tar.xz"
     pack_cache.main([str(tmp_path / "cache"), str(file)])
@@ -44,9 +49,7 @@ def test_a_cache_is_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_what_was_noted_is_packed_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("ONE", "OTHER"):
-        (tmp_path / "cache" / name).mkdir(parents=True)
-        (tmp_path / "cache" / name / "scan_kernel.cubin").write_bytes(code_of(b"code", b""))
-        (tmp_path / "cache" / name / "scan_kernel.json").write_text("{}")
+        put_kernel(tmp_path / "cache" / name)
     (tmp_path / "names").write_text("OTHER\nELSEWHERE\nOTHER\n")
     file = tmp_path / "kernels.tar.xz"
     pack_cache.main([str(tmp_path / "cache"), str(file), "--names", str(tmp_path / "names")])
@@ -62,8 +65,7 @@ def test_a_folder_without_kernels_is_told(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_names_that_there_are_not_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "KEY").mkdir()
-    (tmp_path / "KEY" / "scan_kernel.cubin").write_bytes(code_of(b"code", b""))
+    put_kernel(tmp_path / "KEY")
     with pytest.raises(SystemExit):
         pack_cache.main([str(tmp_path), str(tmp_path / "kernels.tar.xz"), "--names", "nowhere"])
     assert "--names: needs a file; got nowhere" in capsys.readouterr().err

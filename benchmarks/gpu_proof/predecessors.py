@@ -17,15 +17,13 @@ _REQUESTS: tuple[dict[str, object], ...] = (
     {},
     {"top_p": 0.9, "temperature": 1.3},
 )
-_INPUTS, _STEPS = 4, 40
-
-
 VOCAB_SIZE = 128_256
+_INPUTS, _ROWS, _STEPS = 4, 64, 40
 
 
 def prove(setting: Setting, proof: Proof) -> None:
     """Each captured step is replayed on other logits, and compared with the CPU's tokens."""
-    vocab_size, n = (300 if setting.small else VOCAB_SIZE), 64
+    vocab_size, n = 300 if setting.small else VOCAB_SIZE, _ROWS
     proof.summary = "captured steps draw from what was there when all before them had ended"
     if not setting.on_gpu:
         proof.skip("before a captured step", "the device is no GPU")

@@ -128,7 +128,7 @@ class Tiles(NamedTuple):
     undrawn: Tensor | None = None
     """int32 [N]: 1 where nobody asks for the token of a row that is read whole; None: all tokens are asked for"""
     edit_bounds: Tensor | None = None
-    """int32, of rows that a request edits: an order that no touched token exceeds, raw or edited; None: nobody asks"""
+    """int32 [N, stride], of edited rows: an order that no touched token of a tile exceeds; None: nobody asks"""
 
 
 class Lists(NamedTuple):

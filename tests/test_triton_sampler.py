@@ -138,7 +138,9 @@ def test_wrong_columns_of_lists_are_seen(mutant: KernelMutant) -> None:
         list(map(draw_from_lists, MODES))
 
 
-LEAVES_ALL = KernelMutant("leaves all", edit_mutants.ranks.count_or_leave_rank, "if total <= _FEW:", "if total < 0:")
+LEAVES_ALL = KernelMutant(
+    "leaves all", edit_mutants.ranks.count_or_leave_rank, "if total <= _FEW_TO_COUNT:", "if total < 0:"
+)
 
 
 @INTERPRETED

@@ -81,7 +81,7 @@ OF_THE_CUT = [
     KernelMutant("ranges above forgotten", cut_in_list.cut_in_list, "above += tl.max(", "above += 0 * tl.max(", _BOTH),
     KernelMutant("a range too far", cut_in_list.cut_in_list, "up_to < need", "up_to <= need", "all but three"),
     KernelMutant("another range", cut_in_list.cut_in_list, "place, NUM_RANGES)) - 1", "place, NUM_RANGES)) - 2", _BOTH),
-    KernelMutant("more than few", cut_in_list.cut_in_list, "num <= _FEW", "num <= _BLOCK", _BOTH),
+    KernelMutant("more than few", cut_in_list.cut_in_list, "num <= _FEW_LISTED", "num <= _LISTED_BLOCK", _BOTH),
     KernelMutant("ranges not cleared", cut_in_list._clear, "tl.zeros([NUM_RANGES], tl.int64)", _AS_THEY_ARE, _BOTH),
     KernelMutant("the last of a range left out", cut_in_list._take, "(key <= last)", "(key < last)", _BOTH),
     KernelMutant("ends of no range", cut_in_list._ends, "tl.maximum(highest,", "tl.minimum(highest,", _BOTH),
@@ -147,7 +147,7 @@ OF_THE_DRAW = [
     KernelMutant(
         "tiles read once",
         lazy_race.race_lazily,
-        "(highest + _SLACK > best_key)",
+        "(highest + _SUM_SLACK > best_key)",
         "(highest > best_key + 9)",
         "top-k",
     ),
@@ -211,8 +211,8 @@ OF_PROPOSALS = [
         "four < -needed_id",
         _SAME,
     ),
-    KernelMutant("what is likely is enough", proposal.propose, "- _SLACK <= rival", "+ 99 <= rival", _BOTTOM),
-    KernelMutant("all but the winner dropped", proposal._last_needed, "- _SLACK > rival", "+ 99 > rival", _BOTTOM),
+    KernelMutant("what is likely is enough", proposal.propose, "- _KEY_SLACK <= rival", "+ 99 <= rival", _BOTTOM),
+    KernelMutant("all but the winner dropped", proposal._last_needed, "- _KEY_SLACK > rival", "+ 99 > rival", _BOTTOM),
     KernelMutant("the winner dropped", proposal._last_needed, "(last != winner)", "(num > 0)", _BOTTOM),
     KernelMutant(
         "no rival",

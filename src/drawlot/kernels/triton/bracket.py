@@ -18,7 +18,7 @@ from drawlot.kernels.triton.values import (
 LARGEST = tl.constexpr(3.4028234663852886e38)
 _PER_TILE = tl.constexpr(2)
 """Tokens of a sample"""
-_ROUNDS = tl.constexpr(3)
+_BRACKET_ROUNDS = tl.constexpr(3)
 _BINS = tl.constexpr(64)
 _ERRORS = tl.constexpr(4.5)
 """Standard errors on either side: of 70,000 rows one is cut elsewhere"""
@@ -116,7 +116,7 @@ def _narrowed(x, num, start, stop, needed, law):
         need, slack = needed + top_p * out, top_p * _ERRORS * tl.sqrt(squares)
     bin = tl.arange(0, _BINS)
     round = 0
-    while round < _ROUNDS:
+    while round < _BRACKET_ROUNDS:
         weighed, squares = sum_two(tl.where(y < start, weight, 0.0), tl.where(y < start, weight * weight, 0.0))
         # The outer two are for what is not between.
         width = tl.maximum((stop - start) / (_BINS - 2), 1e-30)

@@ -14,8 +14,8 @@ from drawlot.kernels.triton.reduce import FIXED_POINT
 from drawlot.kernels.triton.values import LAST_ID, value_of
 
 _BITS = tl.constexpr(8)
-_FEW = tl.constexpr(128)
-_BLOCK = tl.constexpr(4096)
+_FEW_LISTED = tl.constexpr(128)
+_LISTED_BLOCK = tl.constexpr(4096)
 """Tokens of a list that are read at a time"""
 
 
@@ -38,7 +38,7 @@ def cut_in_list(lists, whole, row, reach, filters, low, high, row_max, scale, RO
         first, last, above, num = cut, highest, mass * 0, listed
         need = tl.ceil(top_p * shared_out.to(tl.float64)).to(tl.int64) - mass_above
         need = tl.where(by_mass != 0, need, top_k - num_above)
-        is_narrow = (listed <= _FEW) & has_ranges(filters)
+        is_narrow = (listed <= _FEW_LISTED) & has_ranges(filters)
         if is_narrow:
             _copy_few(lists, whole, row, listed, ROOM)
             # The few tell their mass, too.
@@ -54,7 +54,7 @@ def cut_in_list(lists, whole, row, reach, filters, low, high, row_max, scale, RO
                 weight = tl.where(by_mass != 0, _mass_of(key, row_max, scale), 1)
                 at = ((key - first).to(tl.uint64) >> shift.to(tl.uint64)).to(tl.int32) & (NUM_RANGES - 1)
                 tl.atomic_add(whole.ranges + row * NUM_RANGES + at, weight, mask=inside, sem="relaxed")
-                start += _BLOCK
+                start += _LISTED_BLOCK
             tl.debug_barrier()
             # From the highest range down.
             place = NUM_RANGES - 1 - tl.arange(0, NUM_RANGES)
@@ -73,7 +73,7 @@ def cut_in_list(lists, whole, row, reach, filters, low, high, row_max, scale, RO
             width = tl.full([], 1, tl.int64) << shift
             last = tl.where((last - first).to(tl.uint64) < width.to(tl.uint64), last, first + width - 1)
             num = _take(lists, whole, row, first, last, listed, ROOM)
-            is_narrow = (num <= _FEW) | (first >= last)
+            is_narrow = (num <= _FEW_LISTED) | (first >= last)
             if is_narrow == 0:
                 first, last = _ends(whole, row, first, last, listed, ROOM)
         cut, mass = _cut_of_few(lists, row, num, tl.maximum(need - above, 1), by_mass, row_max, scale)
@@ -105,7 +105,7 @@ def _mass_of(key, row_max, scale):
 @triton.jit
 def _load_keys(whole, row, start, listed, ROOM: tl.constexpr):
     """A block of a list as numbers, the lowest where there is no token."""
-    slot = start + tl.arange(0, _BLOCK)
+    slot = start + tl.arange(0, _LISTED_BLOCK)
     value, token = _load(whole, row, slot, slot < listed, ROOM)
     return tl.where(slot < listed, key_of(value, token), -(2**63))
 
@@ -119,7 +119,7 @@ def _load(whole, row, slot, mask, ROOM: tl.constexpr):
 @triton.jit
 def _copy_few(lists, whole, row, listed, ROOM: tl.constexpr):
     """Puts a list of few in the short list."""
-    slot = tl.arange(0, _FEW)
+    slot = tl.arange(0, _FEW_LISTED)
     value, token = _load(whole, row, slot, slot < listed, ROOM)
     # Others may still read what was there before.
     tl.debug_barrier()
@@ -134,7 +134,7 @@ def _clear(lists, whole, row):
     tl.debug_barrier()
     tl.store(whole.ranges + row * NUM_RANGES + tl.arange(0, NUM_RANGES), tl.zeros([NUM_RANGES], tl.int64))
     tl.store(whole.taken + row, 0)
-    clear_list(lists, row, _FEW)
+    clear_list(lists, row, _FEW_LISTED)
     tl.debug_barrier()
 
 
@@ -145,9 +145,9 @@ def _take(lists, whole, row, first, last, listed, ROOM: tl.constexpr):
     while start < listed:
         key = _load_keys(whole, row, start, listed, ROOM)
         inside = (key >= first) & (key <= last)
-        at = tl.atomic_add(whole.taken + row + tl.zeros([_BLOCK], tl.int32), 1, mask=inside, sem="relaxed")
-        tl.store(lists.keys + row * lists.room + at, key, mask=inside & (at < _FEW))
-        start += _BLOCK
+        at = tl.atomic_add(whole.taken + row + tl.zeros([_LISTED_BLOCK], tl.int32), 1, mask=inside, sem="relaxed")
+        tl.store(lists.keys + row * lists.room + at, key, mask=inside & (at < _FEW_LISTED))
+        start += _LISTED_BLOCK
     tl.debug_barrier()
     return tl.load(whole.taken + row)
 
@@ -162,7 +162,7 @@ def _ends(whole, row, first, last, listed, ROOM: tl.constexpr):
         inside = (key >= first) & (key <= last)
         lowest = tl.minimum(lowest, tl.min(tl.where(inside, key, last)))
         highest = tl.maximum(highest, tl.max(tl.where(inside, key, first)))
-        start += _BLOCK
+        start += _LISTED_BLOCK
     return lowest, highest
 
 
@@ -172,9 +172,9 @@ def _cut_of_few(lists, row, num, need, by_mass, row_max, scale):
 
     by_mass: 1, or each counts one; 0: their mass is not asked for.
     """
-    slot = tl.arange(0, _FEW)
+    slot = tl.arange(0, _FEW_LISTED)
     key = load_keys(lists, row, slot)
-    rank = ranks_of_list(lists, row, num, key, slot, _FEW)
+    rank = ranks_of_list(lists, row, num, key, slot, _FEW_LISTED)
     mass = _mass_of(key, row_max, scale)
     tl.store(lists.masses + row * lists.room + rank, tl.where(slot < num, tl.where(by_mass == 1, mass, 1), 0))
     tl.debug_barrier()

@@ -159,6 +159,7 @@ class Launch:
 
     def _start_compiling(self, *first: Any) -> None:
         if isinstance(self._kernel, JITFunction):
+            name_callees_first(self._kernel)
             for _, constants in self._forms:
                 options = _options(constants, first[0])
                 self._kernel.run(*first, *self._stand_ins, grid=(1,), warmup=True, **options)
@@ -167,11 +168,26 @@ class Launch:
         """Have it compiled by Triton, for stand-ins: neither batch size nor memory makes a difference."""
         options = _options(constants, first.stand_in)
         arguments = first.stand_in, second.stand_in, *self._stand_ins
+        name_callees_first(self._kernel)
         key = self._kernel, device, *arguments, *options.items()
         if key not in _compiled:
             kernel = self._kernel.run(*arguments, grid=(1,), warmup=True, **options)
             _compiled[key] = Function(kernel, len(arguments), device)
         return PreparedLaunch(_compiled[key], len(first.numbers), len(second.numbers), self._numbers)
+
+
+def name_callees_first(function: JITFunction[Any]) -> None:
+    """Have Triton name a function, by which its cache knows a kernel, after all that it calls.
+
+    As Triton 3.6 does it, a name lacks constants of what was not named yet: it would depend on what ran before, and
+    another program would compile the same kernel anew.
+    """
+    if function.hash is None:
+        for name in function.fn.__code__.co_names:
+            callee = function.fn.__globals__.get(name)
+            if isinstance(callee, JITFunction):
+                name_callees_first(callee)
+        _ = function.cache_key
 
 
 def _options(constants: dict[str, Any], first: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import triton.language as tl
 from drawlot.kernels.triton.reduce import best_two_of_groups, largest
 from drawlot.kernels.triton.values import MINUS_INF
 
-_SLACK = tl.constexpr(1e-3)
+_SUM_SLACK = tl.constexpr(1e-3)
 """More than what rounding adds to a sum's logarithm"""
 
 
@@ -31,7 +31,7 @@ def race_lazily(bounds, keys_of: tl.constexpr, rows, drafts, row, T: tl.constexp
     may_change = best < 0
     is_first = best < 0
     while may_change:
-        reads = bound + _SLACK > best_key
+        reads = bound + _SUM_SLACK > best_key
         keys = keys_of(rows, drafts, row, own, reads)
         its_key, winner, _ = largest(keys, own, own)
         wins = (its_key > best_key) | ((its_key == best_key) & (winner < best))
@@ -46,5 +46,5 @@ def race_lazily(bounds, keys_of: tl.constexpr, rows, drafts, row, T: tl.constexp
             bound, own, next_bound, next_own = best_two_of_groups(bounds, tile)
         is_first = is_first == 0
         highest = tl.max(bound)
-        may_change = (highest > MINUS_INF) & (highest + _SLACK > best_key)
+        may_change = (highest > MINUS_INF) & (highest + _SUM_SLACK > best_key)
     return best

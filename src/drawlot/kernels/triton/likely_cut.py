@@ -9,13 +9,13 @@ from drawlot.kernels.triton.values import MINUS_INF, TILE
 
 _MOST = tl.constexpr(4096)
 """Tokens of a sample, if each tile has one"""
-_FEW = tl.constexpr(64.0)
+_FEW_KEPT = tl.constexpr(64.0)
 """Rows that keep fewer tokens have been cut in a short list"""
 _LOW_ERRORS, _HIGH_ERRORS = tl.constexpr(3.5), tl.constexpr(2.0)
 """Standard errors: of 4,000 rows the cut of one is lower, and of 40 that of one is higher"""
 _LEAST = tl.constexpr(4.0)
 """Tokens that a sample's error is taken for at least, since a few say little about their number"""
-_ROUNDS = tl.constexpr(4)
+_GUESS_ROUNDS = tl.constexpr(4)
 """Half of them for both, half for each of the two"""
 
 
@@ -42,14 +42,14 @@ def likely_cut(rows, x, top_p, temperature, row_max, scale, all_mass, line, T: t
         need += top_p.to(tl.float32) * tl.sum(tl.where(x < line, mass, 0.0))
     # Were all tokens below they would not weigh what top_p leaves out; were a few above they would weigh more than all.
     low = tl.log(left_out) - tl.log(tl.zeros([], tl.float32) + rows.num_tiles * TILE)
-    top = tl.maximum(tl.minimum(tl.log(total) - tl.log(tl.full([], _FEW, tl.float32)), 0.0), low)
+    top = tl.maximum(tl.minimum(tl.log(total) - tl.log(tl.full([], _FEW_KEPT, tl.float32)), 0.0), low)
     # The lowest level that is too high for `low`, and the highest that is too low for `likely`.
     too_high, too_low, likely, round = top, low, top, 0
-    while round < _ROUNDS:
+    while round < _GUESS_ROUNDS:
         # First both are sought in one place, in fifths of it; then each in its own, in thirds.
         step, far_step = (likely - low) / 5, (likely - low) / 5
         start, far_start = low, low + 2 * step
-        if round >= _ROUNDS // 2:
+        if round >= _GUESS_ROUNDS // 2:
             step, far_step = (too_high - low) / 3, (likely - too_low) / 3
             far_start = too_low
         one, two, three, four = start + step, start + 2 * step, far_start + far_step, far_start + 2 * far_step

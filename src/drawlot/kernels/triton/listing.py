@@ -19,7 +19,7 @@ from drawlot.kernels.triton.values import (
     with_edits_of_groups,
 )
 
-_SLACK = tl.constexpr(12)
+_LINE_SLACK = tl.constexpr(12)
 _CHUNK = tl.constexpr(32)
 _SCALE_OF_GUMBEL = tl.constexpr(6**0.5 / 3.141592653589793)
 """Of one with deviation 1"""
@@ -92,7 +92,7 @@ def line_of(orders, found, need):
     high = highest + 1
     pivots = _likely_lines(mean, deviation, need.to(tl.float32) / num, low, high)
     # Nothing is added to the need: of a row that lists all it is the largest number there is.
-    while (reach - _SLACK > need) & (high != low + 1):
+    while (reach - _LINE_SLACK > need) & (high != low + 1):
         lower, upper = _reaches(orders, pivots[0], pivots[1]), _reaches(orders, pivots[2], pivots[3])
         lower, upper = sum_two(lower, upper)
         for i in tl.static_range(4):

@@ -28,7 +28,7 @@ NEEDED_VALUE, NEEDED_ID, VALUE, TOKEN = (tl.constexpr(i) for i in range(4))
 
 _MOST_DROPPED = tl.constexpr(32)
 """Tokens that are tried one by one; then the next of them is needed, though less might do"""
-_SLACK = tl.constexpr(1e-4)
+_KEY_SLACK = tl.constexpr(1e-4)
 """More than what rounding adds to a key"""
 _LEAST_MASS, _LEAST_SHARE = tl.constexpr(1e-30), tl.constexpr(1e-2)
 """Masses of tiles are exact enough from the one on, and as long as so much is left of what was summed"""
@@ -114,7 +114,7 @@ def propose(rows, tiles, whole, slot, request, WIDE: tl.constexpr, T: tl.constex
         leader, rival = tl.maximum(key_one, key_two), tl.maximum(tl.minimum(key_one, key_two), third)
         if leader >= third:
             own, own_noise = tl.where(leads, of_one, of_two), tl.where(leads, noise_one, noise_two)
-            races = (leader - _SLACK > rival) & (own > _LEAST_MASS)
+            races = (leader - _KEY_SLACK > rival) & (own > _LEAST_MASS)
             if races:
                 of_leader = is_one == leads
                 z = tl.where(kept & of_leader, z_of(x, row_max, temperature, WIDE), MINUS_INF)
@@ -123,7 +123,7 @@ def propose(rows, tiles, whole, slot, request, WIDE: tl.constexpr, T: tl.constex
                 value = value_of(order)
                 needed_value, needed_id = likely, token * 0
                 own_above = tl.where(leads, above_one, above_two)
-                if (value <= likely) | (tl.log(own_above) + own_noise - _SLACK <= rival):
+                if (value <= likely) | (tl.log(own_above) + own_noise - _KEY_SLACK <= rival):
                     other = tl.where(leads, of_two, of_one), tl.where(leads, noise_two, noise_one)
                     kept_keys = tl.where(kept, key_of(x, ids), LARGEST_KEY)
                     winner, of_mass = key_of(value, token), (row_max, scale)
@@ -168,7 +168,7 @@ def _last_needed(keys, winner, of_mass, own, other, third, likely):
                 own_mass -= tl.where(is_own, mass, 0.0)
                 other_mass = tl.maximum(other_mass - tl.where(is_own, 0.0, mass), least)
                 rival = tl.maximum(tl.log(other_mass) + other_noise, third)
-                stays = (own_mass > enough) & (tl.log(own_mass) + own_noise - _SLACK > rival)
+                stays = (own_mass > enough) & (tl.log(own_mass) + own_noise - _KEY_SLACK > rival)
                 num += 1
                 stays = stays & (last != winner) & (value_of(last >> 32) <= likely) & (num < _MOST_DROPPED)
     return last

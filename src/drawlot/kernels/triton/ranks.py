@@ -20,7 +20,7 @@ from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, is_e
 
 _GATHER = tl.constexpr(32)
 """Tiles that one program reads at a time"""
-_FEW = tl.constexpr(64)
+_FEW_TO_COUNT = tl.constexpr(64)
 """Tiles that one program counts in while other rows are being finished"""
 
 
@@ -59,7 +59,7 @@ def count_or_leave_rank(
     selected = may_have_before(lines_of(maxima), x)
     first, last, num_tiles = _span_of_lines(tile, selected)
     before, total, most = sum_two_and_largest(_count_in_pairs(rows, row, first, last, x, token), num_tiles)
-    if total <= _FEW:
+    if total <= _FEW_TO_COUNT:
         # From here on it is known that nobody reads the row again.
         leaves = row < 0
         if all_columns is not None:

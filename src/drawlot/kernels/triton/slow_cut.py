@@ -17,7 +17,7 @@ from drawlot.kernels.triton.values import (
     value_of,
 )
 
-_COUNT_BITS = tl.constexpr(21)
+_PIVOT_BITS = tl.constexpr(21)
 
 
 @triton.jit
@@ -67,14 +67,14 @@ def cut_at_count(rows, row, count, low, high, above_high, RAW: tl.constexpr, TIL
         while start < rows.num_tiles:
             order, _, _ = _block(rows, row, start, RAW, TILES)
             above = (order >= low + step).to(tl.int64)
-            above += (order >= low + 2 * step).to(tl.int64) << _COUNT_BITS
-            above += (order >= low + 3 * step).to(tl.int64) << 2 * _COUNT_BITS
+            above += (order >= low + 2 * step).to(tl.int64) << _PIVOT_BITS
+            above += (order >= low + 3 * step).to(tl.int64) << 2 * _PIVOT_BITS
             counts += tl.sum(tl.sum(above, 1), 0)
             top += tl.sum(tl.sum((order >= low + 4 * step).to(tl.int64), 1), 0)
             start += TILES
         first = low
         for i in tl.static_range(1, 5):
-            reach = top if i == 4 else (counts >> (i - 1) * _COUNT_BITS) & 0x1FFFFF
+            reach = top if i == 4 else (counts >> (i - 1) * _PIVOT_BITS) & 0x1FFFFF
             pivot = first + i * step
             higher = (reach < count) & (pivot < high)
             above_high = tl.where(higher, reach, above_high)

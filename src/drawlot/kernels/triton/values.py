@@ -10,7 +10,7 @@ slice, of which a thread of the scan has one, or of half-width logits two"""
 MINUS_INF = tl.constexpr(float("-inf"))
 MINUS_INF_ORDER = tl.constexpr(-0x7F800001)
 LAST_ID = tl.constexpr(2**31 - 1)
-_FEW = tl.constexpr(2048)
+_FEW_VALUES = tl.constexpr(2048)
 """Tokens that are read here and there"""
 
 
@@ -183,7 +183,7 @@ def laid_over(overlay, kind, rows, row, x, ids, mask):
     """Values under an overlay that changes the row, which is of this kind."""
     touched = _bits(overlay.touched + row * overlay.words, rows, ids, mask)
     # Of few tokens all new values, whatever they are where no token is touched: otherwise one load waits for another.
-    is_few: tl.constexpr = len(x.shape) < 3 and x.numel <= _FEW
+    is_few: tl.constexpr = len(x.shape) < 3 and x.numel <= _FEW_VALUES
     return with_new_values(overlay, kind, row, x, ids, touched, mask & (ids < rows.vocab_size) if is_few else touched)
 
 

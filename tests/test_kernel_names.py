@@ -1,0 +1,52 @@
+"""Names of kernels in Triton's cache: the same in each process, or a kernel that lies there is compiled anew."""
+
+import importlib
+import os
+import pkgutil
+from collections import defaultdict
+
+import pytest
+import torch
+
+# Read when Triton is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton")
+from triton.language import constexpr
+
+import drawlot.kernels.triton as package
+from tests.without_gpu import counted
+
+
+def test_no_constant_has_two_values() -> None:
+    """Triton names a kernel by its constants, those of one name in the order of where their modules lie in memory."""
+    values = defaultdict[str, dict[object, str]](dict)
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        for name, value in vars(importlib.import_module(found.name)).items():
+            if isinstance(value, constexpr):
+                values[name][repr(value)] = found.name
+    assert len(values) > 100
+    assert {name: list(of.values()) for name, of in values.items() if len(of) > 1} == {}
+
+
+def test_callees_are_named_before_what_calls_them() -> None:
+    script = """
+from triton.runtime.jit import JITCallable
+from drawlot.kernels.triton import finish, launch, whole_rows
+
+named = []
+cache_key = JITCallable.cache_key.fget
+
+def note(function):
+    names = function.fn.__code__.co_names
+    called = [function.fn.__globals__.get(name) for name in names]
+    if function.hash is None:
+        named.append(all(callee.hash is not None for callee in called if isinstance(callee, JITFunction)))
+    return cache_key(function)
+
+JITCallable.cache_key = property(note)
+launch.name_callees_first(whole_rows.whole_rows_kernel)
+launch.name_callees_first(finish.finish_kernel)
+print(int(len(named) > 200), named.count(False))
+"""
+    assert counted(script) == [1, 0]

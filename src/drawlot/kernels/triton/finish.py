@@ -22,7 +22,7 @@ from drawlot.kernels.triton.pdl import wait_for_previous
 from drawlot.kernels.triton.proposal import put_request
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.ranks import ask_for_rank, count_or_leave_rank
-from drawlot.kernels.triton.raw_mass import log_row_mass
+from drawlot.kernels.triton.raw_mass import log_row_mass, raw_law
 from drawlot.kernels.triton.scan import GROUPS, group_of, raw_apart
 from drawlot.kernels.triton.states import asked_of_scan, filters_of, noise_key, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import (
@@ -54,6 +54,8 @@ from drawlot.outputs import RowStatus
 _NONFINITE, _EMPTY = tl.constexpr(int(RowStatus.NONFINITE)), tl.constexpr(int(RowStatus.EMPTY_SUPPORT))
 _SKIPPED = tl.constexpr(int(RowStatus.SKIPPED))
 _NO_TOKEN = tl.constexpr(-1)
+_EARLY_TILES = tl.constexpr(1024)
+"""Of a row, at most, if what its raw logits have of tiles is loaded with the others"""
 
 
 @triton.jit
@@ -139,7 +141,9 @@ def finish_kernel(
     # Early, since all that is read of the row waits for it.
     edited = is_edited(rows, row)
     raw_maxima, raw_sums = maxima, sums
-    if tiles.raw_sums is not None:
+    # More are loaded where they are summed, since they would take registers until then.
+    RAW_EARLY: tl.constexpr = tiles.raw_sums is not None and T <= _EARLY_TILES
+    if RAW_EARLY:
         own = tile < tl.where(may_be_apart, tiles.num, 0)
         raw_maxima = tl.load(tiles.raw_maxima + at, mask=own, other=MINUS_INF)
         raw_sums = tl.load(tiles.raw_sums + at, mask=own, other=0.0)
@@ -154,7 +158,7 @@ def finish_kernel(
     orders = order_of(maxima)
     # A bad tile is above all others.
     raw_highest, bound = tl.zeros([], tl.int32), tl.full([], LAST_ID, tl.int32)
-    if tiles.raw_sums is not None:
+    if RAW_EARLY:
         found, raw_highest, bound = survey_beside(maxima, sums != sums, order_of(raw_maxima), bounds)
     else:
         found = survey(maxima, sums != sums)
@@ -191,8 +195,14 @@ def finish_kernel(
     raw_max, raw_log_mass = row_max, row_max
     if tiles.raw_sums is not None:
         if wants:
-            raw_max = value_of(raw_highest)
-            raw_log_mass = log_row_mass(raw_maxima, raw_sums, raw_max)
+            if RAW_EARLY:
+                raw_max = value_of(raw_highest)
+                raw_log_mass = log_row_mass(raw_maxima, raw_sums, raw_max)
+            else:
+                is_apart = raw_apart(rows, scale, row)
+                raw_max, raw_log_mass, raw_maxima = raw_law(tiles, at, exists, maxima, sums, row_max, is_apart)
+                if has_bounds:
+                    bound = tl.max(bounds)
             tl.store(summary.floats + 2 * summary.num_rows + row, raw_max)
             tl.store(summary.floats + 3 * summary.num_rows + row, raw_log_mass)
     # Of these rows it is known before anything is drawn that nobody reads them again.

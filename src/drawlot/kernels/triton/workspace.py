@@ -44,7 +44,7 @@ def scan_warps(rows: Rows) -> int:
 
 def scan_registers(rows: Rows) -> int | None:
     """Of its threads, at most; None: as many as ptxas likes. What it spills for fewer, rows without edits pay, too."""
-    return 96 if rows.edits is not None and rows.logits.dtype.itemsize == 2 else None
+    return 72 if rows.edits is not None and rows.logits.dtype.itemsize == 2 else None
 
 
 def sets_up_early(rows: Rows) -> bool:

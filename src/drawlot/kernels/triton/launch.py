@@ -1,5 +1,6 @@
 """Launches that pass neither through Triton's binder nor through its launcher, which take longer than the driver."""
 
+import ast
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -183,8 +184,8 @@ def name_callees_first(function: JITFunction[Any]) -> None:
     another program would compile the same kernel anew.
     """
     if function.hash is None:
-        for name in function.fn.__code__.co_names:
-            callee = function.fn.__globals__.get(name)
+        for node in ast.walk(function.parse()):
+            callee = function.fn.__globals__.get(node.id) if isinstance(node, ast.Name) else None
             if isinstance(callee, JITFunction):
                 name_callees_first(callee)
         _ = function.cache_key

@@ -93,7 +93,7 @@ def launches_of_draw(
     """
     device = drawn.status.device
     num_tiles = triton.cdiv(vocab_size, TILE)
-    num_blocks = triton.cdiv(num_tiles, SCAN_TILES)
+    num_blocks, full = triton.cdiv(num_tiles, SCAN_TILES), vocab_size % TILE == 0
     whole_tiles, rank_tiles = min(WHOLE_TILES, work.tile_block), min(RANK_TILES, work.tile_block)
     num_programs = (programs_together if reads_whole else programs_beside)(device)
     raw = work.tiles.raw_sums is not None
@@ -116,9 +116,9 @@ def launches_of_draw(
             work.tiles,
             NUM_BLOCKS=num_blocks,
             TILES=SCAN_TILES,
-            FULL=vocab_size % TILE == 0,
+            FULL=full,
             num_warps=scan_warps,
-            maxnreg=scan_registers,
+            maxnreg=lambda rows: scan_registers(rows, full),
             enable_fp_fusion=False,
             # Of many programs none is set up early.
             EARLY=is_early,

@@ -42,9 +42,14 @@ def scan_warps(rows: Rows) -> int:
     return rows.logits.dtype.itemsize
 
 
-def scan_registers(rows: Rows) -> int | None:
-    """Of its threads, at most; None: as many as ptxas likes. What it spills for fewer, rows without edits pay, too."""
-    return 72 if rows.edits is not None and rows.logits.dtype.itemsize == 2 else None
+def scan_registers(rows: Rows, full: bool) -> int | None:
+    """Of its threads, at most; None: as many as ptxas likes. What it spills for fewer, rows without edits pay, too.
+
+    full: every tile of a row has 128 tokens.
+    """
+    if rows.edits is None or rows.logits.dtype.itemsize == 4:
+        return None
+    return 72 if full and rows.bitmask is None else 96
 
 
 def sets_up_early(rows: Rows) -> bool:

@@ -84,7 +84,8 @@ class Script:
         table, num_sampled = np.full((len(requests), 5), -1), np.zeros(len(requests))
         for i, request in enumerate(requests):
             good = list(takewhile(lambda token: token >= 0, drawn[cu[i] : cu[i + 1]]))
-            num_sampled[i] = self._rng.integers(0, len(good) + 1)
+            # Of any number of tokens by one draw: what follows is the same whatever is drawn, and compiled ahead.
+            num_sampled[i] = int(self._rng.random() * (len(good) + 1))
             table[i, : len(good)] = good
             if request >= 0:
                 self._length[request] += int(num_sampled[i])

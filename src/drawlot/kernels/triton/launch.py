@@ -123,6 +123,8 @@ class Launch:
             forms: Other options for calls for at most so many rows, ascending. All are compiled at once.
             constants: Constexprs, and options of the compiler; these may be functions of the first parameter.
         """
+        if isinstance(kernel, JITFunction):
+            _name_callees_first(kernel)
         self._kernel = kernel
         self._grid = grid
         self._arguments = arguments
@@ -160,7 +162,6 @@ class Launch:
 
     def _start_compiling(self, *first: Any) -> None:
         if isinstance(self._kernel, JITFunction):
-            name_callees_first(self._kernel)
             for _, constants in self._forms:
                 options = _options(constants, first[0])
                 self._kernel.run(*first, *self._stand_ins, grid=(1,), warmup=True, **options)
@@ -169,7 +170,6 @@ class Launch:
         """Have it compiled by Triton, for stand-ins: neither batch size nor memory makes a difference."""
         options = _options(constants, first.stand_in)
         arguments = first.stand_in, second.stand_in, *self._stand_ins
-        name_callees_first(self._kernel)
         key = self._kernel, device, *arguments, *options.items()
         if key not in _compiled:
             kernel = self._kernel.run(*arguments, grid=(1,), warmup=True, **options)
@@ -177,7 +177,7 @@ class Launch:
         return PreparedLaunch(_compiled[key], len(first.numbers), len(second.numbers), self._numbers)
 
 
-def name_callees_first(function: JITFunction[Any]) -> None:
+def _name_callees_first(function: JITFunction[Any]) -> None:
     """Have Triton name a function, by which its cache knows a kernel, after all that it calls.
 
     As Triton 3.6 does it, a name lacks constants of what was not named yet: it would depend on what ran before, and
@@ -187,7 +187,7 @@ def name_callees_first(function: JITFunction[Any]) -> None:
         for node in ast.walk(function.parse()):
             callee = function.fn.__globals__.get(node.id) if isinstance(node, ast.Name) else None
             if isinstance(callee, JITFunction):
-                name_callees_first(callee)
+                _name_callees_first(callee)
         _ = function.cache_key
 
 

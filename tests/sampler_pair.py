@@ -33,9 +33,9 @@ def rows_of(requests: Sequence[int], positions: Sequence[int], drafts: Sequence[
 class Pair:
     """The backend and the CPU's, given the same."""
 
-    def __init__(self, max_num_reqs: int, mode: str = "raw_logprobs") -> None:
-        self.triton = Sampler(max_num_reqs, V, device=DEVICE, logprobs_mode=mode, backend="triton")
-        self.torch = Sampler(max_num_reqs, V, logprobs_mode=mode, backend="torch")
+    def __init__(self, max_num_reqs: int, mode: str = "raw_logprobs", vocab_size: int = V) -> None:
+        self.triton = Sampler(max_num_reqs, vocab_size, device=DEVICE, logprobs_mode=mode, backend="triton")
+        self.torch = Sampler(max_num_reqs, vocab_size, logprobs_mode=mode, backend="torch")
 
     def add(self, row: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int] = (), bad=()) -> None:
         for sampler in (self.triton, self.torch):

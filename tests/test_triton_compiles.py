@@ -56,21 +56,42 @@ def test_a_finish_without_logprobs_leaves_no_threads_apart() -> None:
     assert_together(disassembled(SAMPLES.replace("logprobs=0", "repetition_penalty=1.2"), "finish_kernel"), 3)
 
 
-@pytest.mark.parametrize("asks", ["logprobs=0", "logprobs=None", "logprobs=0, repetition_penalty=1.2"])
+def forms_of_scan(asks: str, dtype: str) -> list[str]:
+    """Machine code of the scan of two rows: one form for many, one for few rows if it has less registers."""
+    script = SAMPLES.replace("logprobs=0", asks).replace("zeros(2, V)", f"zeros(2, V, dtype=torch.{dtype})")
+    forms = disassembled(script, "scan_kernel").split(".text.scan_kernel:")[1:]
+    assert len(forms) == (1 if dtype == "float32" and "penalty" not in asks else 2)
+    return forms
+
+
+@pytest.mark.parametrize("asks", ["logprobs=0", "logprobs=None"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_scans_load_logits_before_they_wait(dtype: str, asks: str) -> None:
-    """What a request asks for takes two loads in turn, and ptxas likes to put both before the loads of logits."""
-    script = SAMPLES.replace("logprobs=0", asks).replace("zeros(2, V)", f"zeros(2, V, dtype=torch.{dtype})")
-    sass = disassembled(script, "scan_kernel")
-    forms = sass.split(".text.scan_kernel:")[1:]
-    assert len(forms) == (1 if dtype == "float32" else 2)
-    for form in forms:
+    """What a request asks for may take two loads in turn, and ptxas likes to put both before the loads of logits."""
+    for form in forms_of_scan(asks, dtype):
+        loads, branch, _ = form.partition("BRA")
+        assert branch
+        # Half of the number of the request, and what is asked for by the one that the row is mostly of.
+        asked = "LDG.E" if asks == "logprobs=None" else "LDG.E.64"
+        assert sorted(re.findall(r"LDG[.A-Z0-9]*", loads)) == sorted(["LDG.E", asked, *4 * ["LDG.E.EF.128"]])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_edited_rows_load_what_edits_read_before_logits(dtype: str) -> None:
+    """Loads come back in turn: behind logits the words of touched tokens would wait for memory."""
+    for form in forms_of_scan("logprobs=0, repetition_penalty=1.2", dtype):
         loads = re.findall(r"LDG[.A-Z0-9]*", form)
-        # Half of the number of the request, which is all of it; before it, with edits, what orders the last rows: such
-        # numbers, and who has a slot.
-        first = ["LDG.E.64", "LDG.E", "LDG.E"] if "repetition_penalty" in asks else ["LDG.E"]
-        assert loads[: len(first) + 4] == first + 4 * ["LDG.E.EF.128"]
-        assert loads[len(first) + 4].startswith("LDG.E")
+        assert loads.index("LDG.E.128") < loads.index("LDG.E.EF.128")
+        # Of rows that are edited, and of others.
+        assert loads.count("LDG.E.EF.128") == 8
+
+
+def test_four_programs_of_a_scan_leave_place_for_a_finish() -> None:
+    """Of 65,536 registers: else it begins when one of them has ended, on a multiprocessor where it runs longer."""
+    forms = forms_of_scan("logprobs=0, repetition_penalty=1.2", "float32")
+    few = min(1 + max(map(int, re.findall(r"\bR(\d+)\b", form))) for form in forms)
+    # They are given eight at a time.
+    assert 4 * 128 * -(-few // 8) * 8 + 256 * 160 <= 65_536
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -80,19 +101,14 @@ def test_threads_of_a_scan_exchange_no_tokens(asks: str, barriers: int, dtype: s
 
     With edits they wait for each other to know how often there is something to lay, and where few tokens are allowed.
     """
-    script = SAMPLES.replace("logprobs=0", "logprobs=0" + asks)
-    sass = disassembled(script.replace("zeros(2, V)", f"zeros(2, V, dtype=torch.{dtype})"), "scan_kernel")
-    forms = sass.split(".text.scan_kernel:")[1:]
-    assert len(forms) == (1 if dtype == "float32" else 2)
-    for form in forms:
+    for form in forms_of_scan("logprobs=0" + asks, dtype):
         assert form.count("BAR.SYNC") <= barriers
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_last_programs_of_a_scan_alone_let_the_finish_be_set_up(dtype: str) -> None:
     """For thousands of programs it takes a microsecond or more, also in a scan that is not set up early itself."""
-    sass = disassembled(SAMPLES.replace("zeros(2, V)", f"zeros(2, V, dtype=torch.{dtype})"), "scan_kernel")
-    forms = sass.split(".text.scan_kernel:")[1:]
+    forms = forms_of_scan("logprobs=0", dtype)
     waits = [len(re.findall("ACQBULK", form)) for form in forms]
     assert waits == ([1] if dtype == "float32" else [1, 0])
     assert [len(re.findall(r"@!?P\d PREEXIT", form)) for form in forms] == [1] * len(forms)
@@ -128,8 +144,8 @@ def test_requests_with_edits() -> None:
     edits = 'repetition_penalty=1.2, logit_bias={3: 1.0}, bad_words=["no"]'
     script = SAMPLES.replace("logprobs=0), [1]", f"logprobs=5, {edits}), [1], bad_words_token_ids=[[1, 2]]")
     names, sass = compiled_and_disassembled(script, "finish_kernel")
-    # One more for few rows, which may have two programs each.
-    assert names == ["write_kernel", "bad_words_kernel", "scan_kernel", "finish_kernel", *OF_FINISH]
+    # One more each for few rows, of which a finish may have two programs, and a scan has fewer registers.
+    assert names == ["write_kernel", "bad_words_kernel", *2 * ["scan_kernel"], "finish_kernel", *OF_FINISH]
     assert_together(sass, 4)
 
 

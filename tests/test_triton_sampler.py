@@ -177,6 +177,37 @@ def test_values_past_the_vocabulary_are_seen() -> None:
         tokens_after(V + 10)
 
 
+def draw_edited_rows_by_bounds() -> None:
+    """Edited rows with top_k and raw logprobs, whose raw values alone the scan sums: bad ones, and some read whole."""
+    pair = Pair(3)
+    for row, penalty in enumerate((1e-30, 1e-30, 3.0)):
+        pair.add(row, SamplingParams(seed=row, top_k=5, repetition_penalty=penalty, logprobs=0), [5])
+    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(5))
+    logits[0, 5], logits[1, 5] = 1e10, -1.0  # the penalty makes it +inf, or nearly 0
+    logits[2, 200] = torch.nan
+    out = pair.draw(logits, rows_of(range(3), [1] * 3))
+    assert out.status.tolist() == [RowStatus.NONFINITE, 0, RowStatus.NONFINITE]
+
+    # Tiles that weigh most have lower maxima than most others, of which more are there than are read at a time.
+    n, num_tiles = 6, 100
+    pair = Pair(n, vocab_size=128 * num_tiles)
+    for row in range(n):
+        pair.add(row, SamplingParams(seed=row, top_k=1585, repetition_penalty=3.0, logprobs=0), [5])
+    tiles = torch.full((n, num_tiles, 128), -9.0)
+    tiles[:, :85, 7], tiles[:, 85:, :100] = 3.0, 0.0
+    pair.draw(tiles.flatten(1), rows_of(range(n), [1] * n))
+
+
+def test_edited_rows_by_bounds() -> None:
+    draw_edited_rows_by_bounds()
+
+
+@INTERPRETED
+def test_bounds_that_are_too_low_are_seen() -> None:
+    with edit_mutants.LOW_BOUNDS.planted(), pytest.raises(AssertionError):
+        draw_edited_rows_by_bounds()
+
+
 def test_raw_logprobs_know_nothing_of_edits() -> None:
     pair = Pair(7)
     for row, asked in enumerate(REQUESTS):

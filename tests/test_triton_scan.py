@@ -52,7 +52,7 @@ def test_tiles_are_those_of_the_tokens(vocab_size: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "mutant",
     [
-        KernelMutant("padding", scan._put_tiles, "tile < rows.num_tiles", "tile >= 0"),
+        KernelMutant("padding", scan._put_found, "tile < rows.num_tiles", "tile >= 0"),
         KernelMutant("raw padding", scan._put_raw_tiles, "tile < rows.num_tiles", "tile >= 0"),
         KernelMutant(
             "group", scan._best_group_of_slices, "(tl.arange(0, THREADS) * SIDE)", "(tl.arange(0, THREADS) * 2)"
@@ -121,6 +121,38 @@ def test_sums_of_tiles_are_exact_for_all_sizes_of_values() -> None:
 def test_wrong_sums_are_seen(mutant: KernelMutant) -> None:
     with mutant.planted(), pytest.raises(AssertionError):
         check_sums()
+
+
+@triton.jit
+def bounds_kernel(maxima, raw_sums, found, M: tl.constexpr):
+    tile = tl.arange(0, M)
+    tl.store(found + tile, scan._bounds_of_sums(tl.load(maxima + tile), tl.load(raw_sums + tile)))
+
+
+def check_bounds() -> None:
+    inf, nan = torch.inf, torch.nan
+    found = torch.zeros(8)
+    maxima, raw_sums = torch.tensor([3, -inf, inf, -inf, 2, -inf, 0, 1]), torch.tensor([5, 0, 1, nan, nan, 7, 128, 1.0])
+    bounds_kernel[(1,)](maxima, raw_sums, found, 8)
+    torch.testing.assert_close(found, torch.tensor([128, 0, nan, nan, nan, 0, 128, 128.0]), equal_nan=True)
+
+
+def test_bounds_of_sums_say_which_tiles_are_bad_and_empty() -> None:
+    check_bounds()
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        KernelMutant("what penalties make infinite", scan._bounds_of_sums, 'float("nan")', "1.0"),
+        KernelMutant("bad raw values", scan._bounds_of_sums, "tl.fma(raw_sums, 0.0, bounds)", "bounds"),
+        KernelMutant("empty tiles", scan._bounds_of_sums, "0.0, 128.0", "128.0, 128.0"),
+    ],
+    ids=lambda mutant: mutant.name,
+)
+def test_wrong_bounds_of_sums_are_seen(mutant: KernelMutant) -> None:
+    with mutant.planted(), pytest.raises(AssertionError):
+        check_bounds()
 
 
 @triton.jit

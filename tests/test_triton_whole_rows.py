@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from drawlot.kernels.triton import weigh_proposals
+from drawlot.kernels.triton import sample, weigh_proposals
+from drawlot.kernels.triton.arguments import Drawn
 from drawlot.kernels.triton.workspace import Workspace, rows_of
 from tests import whole_row_mutants
 from tests.kernel_mutant import KernelMutant
@@ -330,3 +331,17 @@ def test_each_row_is_decided_once(vocab_size: int, asked: str, monkeypatch: pyte
     assert control[COUNT_OF_RANKS.value] == ranks[asked]
     # Both leave something, each once.
     assert control[UNDECIDED.value] >> 32 == num_whole * (1 if asked == "nothing" else 2)
+
+
+def test_few_rows_have_so_many_programs_for_whole_rows_that_all_find_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What finds none beside rows that are being finished begins when these end, and the next step waits for it."""
+    monkeypatch.setattr(sample, "num_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(sample, "programs_beside", lambda device: 66)
+    monkeypatch.setattr(sample, "programs_together", lambda device: 264)
+    work = Workspace.of(2, 1002, torch.device("cpu"), raw=False)
+    drawn = Drawn(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.uint8))
+    for reads_whole, programs in ((True, [66, 66, 264]), (False, [66, 66, 66])):
+        launches = sample.launches_of_draw(
+            work, 1002 * 128, None, None, "raw_logprobs", drawn, wide=False, reads_whole=reads_whole
+        )
+        assert [launches[-1]._grid(n) for n in (1, 8, 9)] == programs

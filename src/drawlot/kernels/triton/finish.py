@@ -124,7 +124,7 @@ def finish_kernel(
             put_first_column(all_columns, row, _NO_TOKEN, MINUS_INF, ROOM)
             tl.store(all_columns.ranks + row, 0)
             unknown_rank += ALL_COLUMNS
-    has_bounds = wants & (asked_of_scan(states, state)[3] >= 0)
+    has_bounds = wants & (asked_of_scan(states, state)[4] >= 0)
     # Edits that are laid over rows before the scan are known by their rows alone.
     may_be_apart = wants & (has_bounds | (scale != 1.0) | (rows.edits is not None and rows.edits_of is None))
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)

@@ -16,6 +16,7 @@ from drawlot.kernels.triton.state_table import asked_of
 from drawlot.kernels.triton.whole_rows import whole_rows_kernel
 from drawlot.kernels.triton.workspace import (
     BLOCK,
+    FEW_PROGRAMS,
     FEW_REGISTERS,
     FINISH_REGISTERS,
     MANY_PROGRAMS,
@@ -42,6 +43,8 @@ from drawlot.kernels.triton.workspace import (
 
 _NO_CALL = -1
 """As many rows as no call has"""
+_PROCESSORS_A_ROW = 16
+"""Where each row has so many, few programs read whole rows no later than all that run at once"""
 
 
 def sample_rows(
@@ -92,19 +95,21 @@ def launches_of_draw(
         top_aside: Some rows want top tokens that their draw does not need; if not, few rows are no slower for it.
     """
     device = drawn.status.device
-    num_tiles = triton.cdiv(vocab_size, TILE)
+    num_tiles, processors = triton.cdiv(vocab_size, TILE), num_multiprocessors(device)
     num_blocks, full = triton.cdiv(num_tiles, SCAN_TILES), vocab_size % TILE == 0
     whole_tiles, rank_tiles = min(WHOLE_TILES, work.tile_block), min(RANK_TILES, work.tile_block)
-    num_programs = (programs_together if reads_whole else programs_beside)(device)
+    few_programs = programs_beside(device)
+    num_programs = programs_together(device) if reads_whole else few_programs
     raw = work.tiles.raw_sums is not None
     only_column = columns if columns is not None and columns.count == 1 else None
     logits = mode.endswith("logits")
     # Noise has the bits of `rng` only without fused multiply-add.
     how: dict[str, Any] = {"OVERLAP": overlaps(device), "enable_fp_fusion": False}
     follow = {**how, "launch_pdl": how["OVERLAP"]}
-    processors = num_multiprocessors(device)
     # Raw ones are told beside the draw. Who has none compiles it all the same: another batch may.
     aside = (rows_aside(device) if top_aside else _NO_CALL) if raw and columns is not None and not only_column else 0
+
+    early: dict[str, Any] = {"EARLY": how["OVERLAP"], "launch_pdl": how["OVERLAP"]}
 
     def is_early(rows: Rows) -> bool:
         return bool(how["OVERLAP"]) and sets_up_early(rows)
@@ -118,13 +123,19 @@ def launches_of_draw(
             TILES=SCAN_TILES,
             FULL=full,
             num_warps=scan_warps,
-            maxnreg=lambda rows: scan_registers(rows, full),
+            maxnreg=lambda rows: scan_registers(rows, full=full, few=False),
             enable_fp_fusion=False,
             # Of many programs none is set up early.
             EARLY=is_early,
             OVERLAP=how["OVERLAP"],
             launch_pdl=is_early,
-            forms=((MANY_PROGRAMS // num_blocks, {"EARLY": how["OVERLAP"], "launch_pdl": how["OVERLAP"]}),),
+            forms=(
+                (
+                    FEW_PROGRAMS * processors // num_blocks,
+                    {**early, "maxnreg": lambda rows: scan_registers(rows, full=full, few=True)},
+                ),
+                (MANY_PROGRAMS // num_blocks, early),
+            ),
         ),
         Launch(
             finish_kernel,
@@ -157,7 +168,8 @@ def launches_of_draw(
         ),
         Launch(
             whole_rows_kernel,
-            lambda n: num_programs,
+            # The next step waits for those that find no place beside rows that are being finished.
+            lambda n: num_programs if n > processors // _PROCESSORS_A_ROW else few_programs,
             work.tiles,
             work.lists,
             work.whole,

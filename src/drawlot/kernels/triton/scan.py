@@ -6,7 +6,7 @@ import triton.language as tl
 from drawlot.kernels.triton.edit_kernels import begin_to_lay, lay_next, load_asked, load_next, most_left, num_bits
 from drawlot.kernels.triton.pdl import follow_of_many
 from drawlot.kernels.triton.reduce import two_highest
-from drawlot.kernels.triton.states import asked_of_scan
+from drawlot.kernels.triton.states import asked_by, asked_of_scan
 from drawlot.kernels.triton.summary import NUM_ROWS, UNDECIDED
 from drawlot.kernels.triton.values import (
     GROUP,
@@ -176,56 +176,104 @@ def scan_block(
         start, at = line_at(row, rows.stride), line_at(row, tiles.stride) + tile
     row = row.to(tl.int64)
     # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
+    # Mostly row i is of request i, so that what it asks for comes with its number.
+    asked = tl.load(states.asked + tl.minimum(row, states.num_states - 1))
     state = tl.load(states.index + row).to(tl.int32)
-    if FULL:
-        logits = load_line(rows, start, ids, None)
-    else:
-        # Not masked by tile: past the last one no id is a token's.
-        logits = load_line(rows, start, ids, ids >= 0)
+    if rows.edits_of is None:
+        logits = _load_tiles(rows, start, ids, FULL)
     if item == 0:
         place = tl.arange(0, 8)
         counts = tl.where(place == UNDECIDED, -2 * undecided, tl.where(place == NUM_ROWS, undecided, 0))
         tl.store(tiles.control + place, counts.to(tl.int64))
-    # Behind that branch, lest the compiler wait for the state before it loads logits; with edits behind another one.
-    if rows.edits_of is None:
-        scale, wants, apart, _ = asked_of_scan(states, tl.maximum(state, 0))
+    # Behind that branch, lest the compiler wait for the state before it loads logits.
+    if state != row:
+        asked = tl.load(states.asked + tl.maximum(state, 0))
+    scale, wants, apart, needs_sums, slot = asked_by(asked)
     if state >= 0:
         if rows.edits_of is not None:
-            scale, wants, apart, slot = asked_of_scan(states, state)
-        exists = of_each(tile < rows.num_tiles, ids)
-        raw = grammar_masked_slices(rows, row, logits, tile, SIDE)
-        if rows.edits_of is not None:
+            # Logits come after what edits read in turn: each load of that would wait for them.
             kind = 0
             if slot >= 0:
-                # All on its way while logits are, and while raw values are summed.
-                loaded = load_asked(rows.edits_of, row, slot, tile, SIDE)
-                kind, left, asked = begin_to_lay(rows, rows.edits_of, row, tile, loaded, SIDE)
-                first = load_next(rows, rows.edits_of, row, slot, tile, left)
-                if tiles.raw_sums is not None:
-                    if wants:
-                        # First, since raw values that are kept beside edited ones would take too many registers.
-                        _put_raw_tiles(rows, tiles, at, tile, raw, tile_maxima(raw))
-                x, highest = _edited(rows, row, slot, tile, kind, left, asked, first, raw)
-                if tiles.edit_bounds is not None:
-                    bounds = order_of(tl.max(tl.max(highest, 2), 1))
-                    _put(tiles.edit_bounds, at, bounds, raw, rows.logits.dtype.element_ty.primitive_bitwidth)
-                _put_tiles(rows, tiles, at, tile, logits, x, scale)
+                kind = _put_laid_tiles(
+                    rows, tiles, row, slot, start, ids, at, tile, scale, wants, needs_sums, FULL, SIDE
+                )
             else:
+                logits = _load_tiles(rows, start, ids, FULL)
+                raw = grammar_masked_slices(rows, row, logits, tile, SIDE)
                 _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart)
             if item % NUM_BLOCKS == 0:
                 tl.store(rows.edits.kind + row, kind)
-        elif rows.edits is not None:
-            kind = tl.load(rows.edits.kind + row)
-            if kind != 0:
-                if tiles.raw_sums is not None:
-                    if wants:
-                        _put_raw_tiles(rows, tiles, at, tile, raw, tile_maxima(raw))
-                x = laid_over(rows.edits, kind, rows, row, raw, ids, exists)
-                _put_tiles(rows, tiles, at, tile, logits, x, scale)
+        else:
+            raw = grammar_masked_slices(rows, row, logits, tile, SIDE)
+            if rows.edits is not None:
+                kind = tl.load(rows.edits.kind + row)
+                if kind != 0:
+                    if tiles.raw_sums is not None:
+                        if wants:
+                            _put_raw_tiles(rows, tiles, at, tile, raw, tile_maxima(raw))
+                    x = laid_over(rows.edits, kind, rows, row, raw, ids, of_each(tile < rows.num_tiles, ids))
+                    _put_tiles(rows, tiles, at, tile, logits, x, scale)
+                else:
+                    _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart)
             else:
                 _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart)
-        else:
-            _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart)
+
+
+@triton.jit
+def _load_tiles(rows, start, ids, FULL: tl.constexpr):
+    """Logits of tiles, in slices."""
+    # Not masked by tile: past the last one no id is a token's.
+    return load_line(rows, start, ids, None if FULL else ids >= 0)
+
+
+@triton.jit
+def _put_laid_tiles(
+    rows,
+    tiles,
+    row,
+    slot,
+    start,
+    ids,
+    at,
+    tile,
+    scale,
+    wants,
+    needs_sums,
+    FULL: tl.constexpr,
+    SIDE: tl.constexpr,
+):
+    """Lays what a request edits over tiles of a row, stores what `Tiles` holds of them, and returns the row's kind."""
+    loaded = load_asked(rows.edits_of, row, slot, tile, SIDE)
+    kind, left, asked = begin_to_lay(rows, rows.edits_of, row, tile, loaded, SIDE)
+    first = load_next(rows, rows.edits_of, row, slot, tile, left)
+    logits = _load_tiles(rows, start, ids, FULL)
+    turns = most_left(left)
+    raw = grammar_masked_slices(rows, row, logits, tile, SIDE)
+    sums, bounds_do = tl.zeros(tile.shape, tl.float32), row < 0
+    if tiles.raw_sums is not None:
+        if wants:
+            # First, since raw values that are kept beside edited ones would take too many registers.
+            sums = _put_raw_tiles(rows, tiles, at, tile, raw, tile_maxima(raw))
+            bounds_do = needs_sums == 0
+    x, highest = _edited(rows, row, slot, tile, kind, left, turns, asked, first, raw)
+    if tiles.edit_bounds is not None:
+        bounds = order_of(tl.max(tl.max(highest, 2), 1))
+        _put(tiles.edit_bounds, at, bounds, raw, rows.logits.dtype.element_ty.primitive_bitwidth)
+    maxima, best_groups = best_group(x, SIDE)
+    if bounds_do:
+        sums = _bounds_of_sums(maxima, sums)
+    else:
+        sums = tile_sums(x, maxima, scale)
+    _put_found(rows, tiles, at, tile, logits, x, maxima, best_groups, sums)
+    return kind
+
+
+@triton.jit
+def _bounds_of_sums(maxima, raw_sums):
+    """What sums of edited tiles do not exceed, where nobody needs them; NaN where the tile is bad."""
+    bounds = tl.where(maxima == MINUS_INF, 0.0, 128.0)
+    # Raw sums are finite, or NaN. Penalties may make a value infinite.
+    return tl.where(maxima == float("inf"), float("nan"), tl.fma(raw_sums, 0.0, bounds))
 
 
 @triton.jit
@@ -242,7 +290,7 @@ def _edited_earlier(states, item, NUM_BLOCKS: tl.constexpr):
         # By sums of a warp alone the compiler sees that all threads read the same row.
         place = tl.arange(0, _LAST_ROWS)
         state = tl.load(states.index + first + place)
-        slot = asked_of_scan(states, tl.maximum(state, 0))[3]
+        slot = asked_of_scan(states, tl.maximum(state, 0))[4]
         edits = ((state >= 0) & (slot >= 0)).to(tl.int32)
         before = num_bits(tl.sum(edits << place) & ((1 << place) - 1))
         at = tl.where(edits != 0, before, tl.sum(edits) + place - before)
@@ -251,12 +299,12 @@ def _edited_earlier(states, item, NUM_BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _edited(rows, row, slot, tile, kind, left, asked, first, raw):
+def _edited(rows, row, slot, tile, kind, left, turns, asked, first, raw):
     """Values of tiles of a row that a request edits; lays them over the row, too.
 
     And the highest of the touched tokens that each thread has, raw or edited. kind, left, asked: of `begin_to_lay`, of
-    the tiles; first: of `load_next`. Other programs lay new values over other words: what these have is read by none
-    before the scan ends.
+    the tiles; turns: of `most_left`; first: of `load_next`. Other programs lay new values over other words: what these
+    have is read by none before the scan ends.
     """
     # As threads have them, so that each changes its own, and by numbers that are constants.
     x = raw.reshape(raw.shape[0], SLICES, left.shape[1], left.shape[2], GROUP)
@@ -268,7 +316,6 @@ def _edited(rows, row, slot, tile, kind, left, asked, first, raw):
         x = tl.where(is_bad(x), float("nan"), MINUS_INF)
     token, bit, value, entry = first
     highest = tl.full(left.shape, MINUS_INF, tl.float32)
-    turns = most_left(left)
     while turns > 0:
         before = value
         value = lay_next(rows, rows.edits_of, row, slot, asked, token, value, entry)
@@ -293,9 +340,15 @@ def _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart):
 @triton.jit
 def _put_tiles(rows, tiles, at, tile, logits, x, scale):
     """Stores what `Tiles` holds of tiles of values x, but for raw ones, and returns their maxima."""
+    maxima, best_groups = best_group(x, 32 // rows.logits.dtype.element_ty.primitive_bitwidth)
+    _put_found(rows, tiles, at, tile, logits, x, maxima, best_groups, tile_sums(x, maxima, scale))
+    return maxima
+
+
+@triton.jit
+def _put_found(rows, tiles, at, tile, logits, x, maxima, best_groups, sums):
+    """Stores what was found of tiles of values x."""
     LANES: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth
-    maxima, best_groups = best_group(x, 32 // LANES)
-    sums = tile_sums(x, maxima, scale)
     if rows.bitmask is not None or (rows.edits is not None and rows.edits_of is None):
         # What hides a NaN from the sum does not from the status of its row.
         bad = tile_maxima(is_bad(logits).to(tl.int32))
@@ -304,16 +357,16 @@ def _put_tiles(rows, tiles, at, tile, logits, x, scale):
     _put(tiles.maxima, at, tl.where(exists, maxima, MINUS_INF), x, LANES)
     _put(tiles.sums, at, tl.where(exists, sums, 0.0), x, LANES)
     _put(tiles.best_groups, at, tl.where(exists, best_groups, MINUS_INF_ORDER & -GROUPS), x, LANES)
-    return maxima
 
 
 @triton.jit
 def _put_raw_tiles(rows, tiles, at, tile, raw, maxima):
-    """Stores what raw logprobs need of tiles of raw values."""
+    """Stores what raw logprobs need of tiles of raw values, and returns their sums."""
     LANES: tl.constexpr = rows.logits.dtype.element_ty.primitive_bitwidth
-    exists = tile < rows.num_tiles
+    exists, sums = tile < rows.num_tiles, tile_sums(raw, maxima, 1.0)
     _put(tiles.raw_maxima, at, tl.where(exists, maxima, MINUS_INF), raw, LANES)
-    _put(tiles.raw_sums, at, tl.where(exists, tile_sums(raw, maxima, 1.0), 0.0), raw, LANES)
+    _put(tiles.raw_sums, at, tl.where(exists, sums, 0.0), raw, LANES)
+    return sums
 
 
 @triton.jit

@@ -30,6 +30,7 @@ ALL = [
         "0:\n                tl.store",
         "0 and slot >= 0:\n                tl.store",
     ),
+    KernelMutant("what request i asks, in row i", scan.scan_block, "if state != row:", "if state < -1:"),
     KernelMutant("strands of the first slice", scan._edited, "slice * GROUP + neighbour", "slice * 0 + neighbour"),
     KernelMutant("a thread's strands alike", edit_kernels.begin_to_lay, "thread * SIDE + 1", "thread * SIDE"),
     KernelMutant("masks forgotten", _LAYS, "forbidden & (is_bad(x) == 0)", "is_bad(x)"),

@@ -114,7 +114,8 @@ class Tiles(NamedTuple):
     maxima: Tensor
     """float32, of the values; -inf for a tile without a token"""
     sums: Tensor
-    """float32, sum of exp((value - tile maximum) scale); NaN where a logit or value is NaN or +inf"""
+    """float32, sum of exp((value - tile maximum) scale), of edited rows with top_k and raw logprobs a bound of it; NaN
+    where a logit or value is NaN or +inf"""
     best_groups: Tensor
     """int32: the best group of four neighbours, and a bound of the others; see `scan.best_group`"""
     raw_maxima: Tensor | None

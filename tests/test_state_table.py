@@ -95,7 +95,8 @@ def test_the_scan_is_told_its_scale_and_what_raw_logprobs_need() -> None:
     ints = torch.tensor([top_k, [0] * 5, [0] * 5])
     asked = asked_of(floats, ints, torch.tensor(wanted, dtype=torch.uint8))
     assert asked.to(torch.int32).view(torch.float32).tolist() == [1.25, 1.25, 1.0, 1.0, 1.0]
-    assert (asked >> 32).tolist() == [0, 2, 1, 1, 1]
+    # All but the row with top_k need sums of their own, if they are edited.
+    assert (asked >> 32).tolist() == [4, 4 + 2, 1, 4 + 1, 4 + 1]
 
 
 def test_the_scan_is_told_who_edits() -> None:
@@ -104,8 +105,8 @@ def test_the_scan_is_told_who_edits() -> None:
         table.add_request(state, Request(0.8, 1.0, 0.0, 0, 0, 0, 0, (), None), slot)
     table.apply_staged_writes()
     asked = table.table[ASKED]
-    assert (asked >> 34).tolist() == [0, 1, 4001]
+    assert (asked >> 35).tolist() == [0, 1, 4001]
     assert (asked.to(torch.int32).view(torch.float32).tolist(), ((asked >> 32) & 3).tolist()) == ([1.25] * 3, [2] * 3)
     table.remove_request(2)
     table.apply_staged_writes()
-    assert (asked >> 34).tolist() == [0, 1, 0]
+    assert (asked >> 35).tolist() == [0, 1, 0]

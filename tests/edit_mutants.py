@@ -35,7 +35,12 @@ ALL = [
     KernelMutant("a thread's strands alike", edit_kernels.begin_to_lay, "thread * SIDE + 1", "thread * SIDE"),
     KernelMutant("masks forgotten", _LAYS, "forbidden & (is_bad(x) == 0)", "is_bad(x)"),
 ]
-LOW_BOUNDS = KernelMutant("less than what a tile may weigh", scan._bounds_of_sums, "0.0, 128.0", "0.0, 0.05")
+OF_BOUNDS = [
+    KernelMutant("less than what a tile may weigh", scan._bounds_of_sums, "0.0, 128.0", "0.0, 0.05"),
+    KernelMutant(
+        "bounds for who needs sums", scan._put_laid_tiles, "bounds_do = needs_sums == 0", "bounds_do = row >= 0"
+    ),
+]
 OF_LISTS = [
     KernelMutant(
         "raw ranks by edited maxima",

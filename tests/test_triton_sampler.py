@@ -178,7 +178,10 @@ def test_values_past_the_vocabulary_are_seen() -> None:
 
 
 def draw_edited_rows_by_bounds() -> None:
-    """Edited rows with top_k and raw logprobs, whose raw values alone the scan sums: bad ones, and some read whole."""
+    """Edited rows with top_k and raw logprobs, whose raw values alone the scan sums: bad ones, and some read whole.
+
+    And rows without top_k, of which more tiles race than a list holds.
+    """
     pair = Pair(3)
     for row, penalty in enumerate((1e-30, 1e-30, 3.0)):
         pair.add(row, SamplingParams(seed=row, top_k=5, repetition_penalty=penalty, logprobs=0), [5])
@@ -189,12 +192,13 @@ def draw_edited_rows_by_bounds() -> None:
     assert out.status.tolist() == [RowStatus.NONFINITE, 0, RowStatus.NONFINITE]
 
     # Tiles that weigh most have lower maxima than most others, of which more are there than are read at a time.
-    n, num_tiles = 6, 100
+    n, num_tiles = 12, 130
     pair = Pair(n, vocab_size=128 * num_tiles)
     for row in range(n):
-        pair.add(row, SamplingParams(seed=row, top_k=1585, repetition_penalty=3.0, logprobs=0), [5])
+        top_k = 1585 if row < 6 else 0
+        pair.add(row, SamplingParams(seed=row % 6, top_k=top_k, repetition_penalty=3.0, logprobs=0), [5])
     tiles = torch.full((n, num_tiles, 128), -9.0)
-    tiles[:, :85, 7], tiles[:, 85:, :100] = 3.0, 0.0
+    tiles[:, :85, 7], tiles[:, 85:100, :100] = 3.0, 0.0
     pair.draw(tiles.flatten(1), rows_of(range(n), [1] * n))
 
 
@@ -203,8 +207,9 @@ def test_edited_rows_by_bounds() -> None:
 
 
 @INTERPRETED
-def test_bounds_that_are_too_low_are_seen() -> None:
-    with edit_mutants.LOW_BOUNDS.planted(), pytest.raises(AssertionError):
+@pytest.mark.parametrize("mutant", edit_mutants.OF_BOUNDS, ids=lambda mutant: mutant.name)
+def test_wrong_bounds_are_seen(mutant: KernelMutant) -> None:
+    with mutant.planted(), pytest.raises(AssertionError):
         draw_edited_rows_by_bounds()
 
 

@@ -1,6 +1,7 @@
 """All that a proof draws, so that its kernels are compiled before a GPU is there: see `benchmarks.compile_ahead`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -38,8 +39,18 @@ def compile_proof(name: str, backend: Backend) -> None:
         return SampledRows(drawn.token_ids.zero_(), drawn.status.zero_(), columns)
 
     setting = Setting(backend._replace(sample_rows=draws_nothing), torch.device("cpu"), small=False)
-    with compiling_ahead():
+    with compiling_ahead(), _empty_memory_filled():
         PROOFS[name](setting, _Unheard(name))
+
+
+@contextmanager
+def _empty_memory_filled() -> Iterator[None]:
+    """What a sampler would have written is the same each time: no status that rows have, no token."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def _play(setting: Setting, vocab_size: int, seed: int) -> None:

@@ -24,10 +24,10 @@ def picked(rows: SampledRows, index: Tensor | slice) -> SampledRows:
 def drawn_rows(out: SamplerOutput) -> SampledRows:
     """A copy of what a sampler drew, without rows of no request: their logprobs are nobody's, their tokens are -1.
 
-    A copy, since a sampler may write its next outputs to the same memory. Another token keeps its row, so that there is
-    one too many. Where nothing is drawn and kernels are compiled alone, memory may hold such rows.
+    A copy, since a sampler may write its next outputs to the same memory.
     """
-    skipped = (out.status == int(RowStatus.SKIPPED)) & (out.token_ids == -1)
+    skipped = out.status == int(RowStatus.SKIPPED)
+    assert bool((out.token_ids[skipped] == -1).all())
     columns = None if out.logprobs is None else out.logprobs[:3]
     return picked(SampledRows(out.token_ids, out.status, columns), ~skipped)
 

@@ -8,6 +8,9 @@ ratios: minutes apart, the same kernels differ by 2 %.
 Cases of verification, 4 drafts, V = 128,256: verify-block-8, verify-filters-64, ... by the number of requests; of
 sampling: k50p90-1, no-filter-64, mixed-64, ... (mixes of `drawlot bench sampler`) by the number of rows; further parts
 name dtype, distribution and vocabulary where they are others: k50p90-256-bfloat16-v151936, flat-64-normal1.
+
+What rows of top_p cost depends on the token: few are read again as a whole, and the steps of a case, one for each input
+and all at one position, have such a row or not. `--steps 64` times so many, each at other positions: a mean.
 """
 
 import argparse
@@ -30,6 +33,7 @@ from drawlot.entrypoints.sampler_benchmark.cases import Case
 from drawlot.entrypoints.sampler_benchmark.distributions import DISTRIBUTIONS
 from drawlot.entrypoints.sampler_benchmark.environment import environment
 from drawlot.entrypoints.sampler_benchmark.mixes import MIXES
+from drawlot.outputs import SamplerOutput
 
 VOCAB_SIZE = 128_256
 TOP_P = {"temperature": 0.8, "top_p": 0.9}
@@ -60,8 +64,8 @@ def parts_of(name: str) -> tuple[str, int, dict[str, Any]]:
     return match[1], int(match[2]), {field: value for field, value in given.items() if value}
 
 
-def prepared(name: str) -> Callable[[], list[float]]:
-    """What times a burst after the other of a case, in microseconds a step.
+def prepared(name: str, num_steps: int) -> Callable[[], list[float]]:
+    """What times a burst after the other of a case, in microseconds a step; num_steps: as `--steps`, of sampling.
 
     Raises:
         RuntimeError: It does not draw what the torch backend draws on the CPU.
@@ -77,7 +81,14 @@ def prepared(name: str) -> Callable[[], list[float]]:
         return lambda: verify_gpu.microseconds(step)
     work = workload.make(Case(number, mix=kind, **others), device)
     sampler = work.sampler("triton")
-    steps = timing.make_round(lambda x: sampler(x, work.rows, work.bitmask), work.buffers, 1, graph=True)
+    # Each its own tensor, by which its positions are found.
+    inputs = [work.buffers[i % len(work.buffers)].view(-1, others["vocab_size"]) for i in range(num_steps)]
+    positions = {id(x): work.rows._replace(positions=work.rows.positions + i) for i, x in enumerate(inputs)}
+
+    def draw(x: torch.Tensor) -> SamplerOutput:
+        return sampler(x, positions[id(x)] if num_steps else work.rows, work.bitmask)
+
+    steps = timing.make_round(draw, inputs or work.buffers, 1, graph=True)
     on_cpu = workload.Workload(work.case, [work.buffers[0].cpu()], work.history)
     expected = on_cpu.sampler("torch")(on_cpu.buffers[0], on_cpu.rows, on_cpu.bitmask).token_ids
     wrong = int((steps.drawn[0].token_ids.cpu() != expected).sum())
@@ -86,11 +97,11 @@ def prepared(name: str) -> Callable[[], list[float]]:
     return lambda: timing.time_in_turn({name: steps}, device)[name]
 
 
-def work_off(names: list[str]) -> None:
+def work_off(names: list[str], num_steps: int) -> None:
     """The process of a variant: prepares, then times a case for each line that it reads."""
     cases = {}
     for name in names:
-        cases[name] = prepared(name)
+        cases[name] = prepared(name, num_steps)
         print(f"{name}: draws what the CPU draws", flush=True)
     for line in sys.stdin:
         print(round(statistics.median(cases[line.strip()]()), 2), flush=True)
@@ -109,6 +120,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("variants", nargs="+", metavar="NAME=SRC")
     parser.add_argument("--cases", nargs="+", required=True)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=0, help="each at other positions; 0: one for each input, at one")
     parser.add_argument("-o", "--output", type=Path, required=True)
     given = parser.parse_args(arguments)
     try:
@@ -123,19 +135,20 @@ def main(arguments: list[str] | None = None) -> None:
             parser.error(f"{name}: needs =SRC, a folder that holds drawlot; got {folder}")
     if len(folders) < len(given.variants):
         parser.error(f"variants: each needs a name of its own; got {' '.join(given.variants)}")
-    variants = {name: started(folder, given.cases) for name, folder in folders.items()}
+    variants = {name: started(folder, given.cases, given.steps) for name, folder in folders.items()}
     try:
         report = timed_in_turn(variants, given.cases, given.rounds)
     finally:
         for process in variants.values():
             process.kill()
     report["variants"] = given.variants
+    report["steps"] = given.steps
     given.output.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def started(folder: Path, cases: list[str]) -> subprocess.Popen[str]:
+def started(folder: Path, cases: list[str], num_steps: int) -> subprocess.Popen[str]:
     """The process of a variant."""
-    script = f"from benchmarks.variants_gpu import work_off; work_off({cases!r})"
+    script = f"from benchmarks.variants_gpu import work_off; work_off({cases!r}, {num_steps})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(Path.cwd())))}
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, text=True, env=environment)

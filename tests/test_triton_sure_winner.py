@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drawlot.kernels import reference
-from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams
+from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SampledRows
 
 pytest.importorskip("triton")
 
@@ -16,6 +16,7 @@ from tests.test_triton_whole_rows import interpreted, params, workspaces_made
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 V, N = 1280, 96
+WIDE_V = 40_960
 
 
 def draw(monkeypatch: pytest.MonkeyPatch, *, mode: str = "raw_logprobs", which: slice = slice(N)) -> tuple[int, int]:
@@ -59,8 +60,8 @@ def test_who_asks_for_the_cut_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MUTANTS = (
     KernelMutant("no rival", sure_winner.wins_surely, "- _MARGIN > rival", "> MINUS_INF"),
-    KernelMutant("all of its tile", sure_winner.wins_surely, "tl.log(mass) + own_noise", "tl.max(keys)"),
-    KernelMutant("not of the list", sure_winner.wins_surely, "(own_value > MINUS_INF) &", "(rank > 0) &"),
+    KernelMutant("all of its tile", sure_winner.wins_surely, "listed // TILE == tile", "listed >= 0"),
+    KernelMutant("not of the list", sure_winner.wins_surely, "(found > 0) &", "(found >= 0) &"),
     KernelMutant("rank by value alone", sure_winner.wins_surely, "rank = 1 +", "rank = 0 +"),
 )
 
@@ -69,3 +70,63 @@ MUTANTS = (
 def test_wrong_winners_are_seen(mutant: KernelMutant, monkeypatch: pytest.MonkeyPatch) -> None:
     with mutant.planted():
         assert any(draw(monkeypatch, which=slice(first, first + 12))[1] for first in range(0, N, 12))
+
+
+Far = tuple[torch.Tensor, RowParams, LogprobsWanted, SampledRows]
+
+
+@pytest.fixture(scope="module")
+def far_winners() -> Far:
+    """Rows that would draw a token far beyond their list if all were kept, and what the reference draws of them.
+
+    Their lists have some 66 tokens of the 55 to 100 that they keep, and tokens of more than 64 tiles.
+    """
+    x = -1.5 * torch.rand(900, WIDE_V, generator=torch.Generator().manual_seed(3)).clamp_(min=2**-24).log()
+    winner = reference.sample_rows(x, params(900, top_p=1.0), Edits(), None).token_ids
+    which = ((x > x.gather(1, winner.unsqueeze(1))).sum(1) > 80).nonzero().flatten()[:48]
+    rows = RowParams(*(column[which] for column in params(900, top_p=0.9)))
+    rows = rows._replace(top_p=torch.linspace(0.885, 0.907, len(which), dtype=torch.float64))
+    ids = torch.zeros(len(which), dtype=torch.int64)
+    wanted = LogprobsWanted("raw_logprobs", ids == 0, ids, ids.unsqueeze(1)[:, :0], 0)
+    return x[which], rows, wanted, reference.sample_rows(x[which], rows, Edits(), wanted)
+
+
+def draw_far(monkeypatch: pytest.MonkeyPatch, far_winners: Far) -> tuple[int, int]:
+    """As `draw`."""
+    works = workspaces_made(monkeypatch)
+    x, rows, wanted, expected = far_winners
+    got = sample.sample_rows(x, rows, Edits(), wanted)
+    assert got.logprobs is not None
+    assert expected.logprobs is not None
+    wrong = (got.token_ids != expected.token_ids) | (got.logprobs[2] != expected.logprobs[2])
+    monkeypatch.undo()
+    return int(works[0].tiles.control[COUNT.value]), int(wrong.sum())
+
+
+def test_what_surely_is_not_kept_does_not_win(monkeypatch: pytest.MonkeyPatch, far_winners: Far) -> None:
+    num_whole, wrong = draw_far(monkeypatch, far_winners)
+    assert wrong == 0
+    for mutant in (
+        KernelMutant("once", sure_winner._least_kept, "_NEARLY_ALL *", "0 *"),
+        KernelMutant("all of its tile", sure_winner.look_again, "order_of(least) - 1", "-0x7F800001"),
+        KernelMutant("noise of another tile", sure_winner.look_again, "gumbel(own,", "gumbel(own + 1,"),
+    ):
+        with mutant.planted():
+            num_more, wrong = draw_far(monkeypatch, far_winners)
+        assert wrong == 0
+        assert num_whole < num_more
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        KernelMutant("tiles of the list, too", sure_winner._least_kept, "maxima < end", "maxima < LARGEST"),
+        KernelMutant("a tenth of the need", sure_winner._least_kept, "reached[i] >= need", "reached[i] >= 0.1 * need"),
+    ],
+    ids=lambda mutant: mutant.name,
+)
+def test_what_may_be_kept_is_not_dropped(
+    mutant: KernelMutant, monkeypatch: pytest.MonkeyPatch, far_winners: Far
+) -> None:
+    with mutant.planted():
+        assert draw_far(monkeypatch, far_winners)[1]

@@ -23,6 +23,7 @@ from drawlot.kernels.triton.proposal import put_request
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.ranks import ask_for_rank, count_or_leave_rank
 from drawlot.kernels.triton.raw_mass import log_row_mass, raw_law
+from drawlot.kernels.triton.reduce import largest_of_two
 from drawlot.kernels.triton.scan import GROUPS, group_of, raw_apart
 from drawlot.kernels.triton.states import asked_of_scan, filters_of, noise_key, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import (
@@ -36,7 +37,7 @@ from drawlot.kernels.triton.summary import (
     put,
     put_cut,
 )
-from drawlot.kernels.triton.sure_winner import wins_surely
+from drawlot.kernels.triton.sure_winner import look_again, wins_surely
 from drawlot.kernels.triton.top_of_list import draws_without, put_own, put_top, put_top_aside, wants_a_list
 from drawlot.kernels.triton.values import (
     GROUP,
@@ -265,7 +266,14 @@ def finish_kernel(
         best, keys, mass = race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE)
         token = race_in_tile(rows, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
         if filtered:
-            done, value, rank = wins_surely(lists, row, token, best, keys, noise, row_max, temperature, WIDE, ROOM)
+            rival, own_noise = largest_of_two(
+                tl.where(tile == best, MINUS_INF, keys), tl.where(tile == best, noise, MINUS_INF)
+            )
+            done, value, rank = wins_surely(lists, row, token, best, rival, own_noise, row_max, temperature, WIDE, ROOM)
+            if done == 0:
+                done, token, value, rank = look_again(
+                    rows, tiles, lists, row, keys, row_mass, top_p, row_max, temperature, key, WIDE, ROOM
+                )
             if done:
                 put(drawn, summary, row, token, 0, LISTED, row_max, 0.0)
                 if asks == 0:

@@ -321,3 +321,33 @@ def running_sums(a, b, c):
 @triton.jit
 def _sum_three(a0, a1, a2, b0, b1, b2):
     return a0 + b0, a1 + b1, a2 + b2
+
+
+@triton.jit
+def largest_of_two(a, b):
+    """The largest number of each of two blocks."""
+    if _ONE_BY_ONE:
+        result = tl.max(a), tl.max(b)
+    else:
+        result = tl.reduce((a, b), 0, _largest_of_two)
+    return result
+
+
+@triton.jit
+def _largest_of_two(a, b, other_a, other_b):
+    return tl.maximum(a, other_a), tl.maximum(b, other_b)
+
+
+@triton.jit
+def sum_and_smallest(a, b):
+    """The sum of a block, and the smallest number of another."""
+    if _ONE_BY_ONE:
+        result = tl.sum(a), tl.min(b)
+    else:
+        result = tl.reduce((a, b), 0, _sum_and_smallest)
+    return result
+
+
+@triton.jit
+def _sum_and_smallest(a, b, other_a, other_b):
+    return a + other_a, tl.minimum(b, other_b)

@@ -102,6 +102,7 @@ def launches_of_draw(
     num_programs = programs_together(device) if reads_whole else few_programs
     raw = work.tiles.raw_sums is not None
     only_column = columns if columns is not None and columns.count == 1 else None
+    all_columns = columns if only_column is None else None
     logits = mode.endswith("logits")
     # Noise has the bits of `rng` only without fused multiply-add.
     how: dict[str, Any] = {"OVERLAP": overlaps(device), "enable_fp_fusion": False}
@@ -146,7 +147,7 @@ def launches_of_draw(
             work.whole,
             wanted,
             only_column,
-            columns if only_column is None else None,
+            all_columns,
             drawn,
             work.summary,
             RAW=raw,
@@ -157,8 +158,8 @@ def launches_of_draw(
             BLOCK=BLOCK,
             ASIDE=False,
             maxnreg=FINISH_REGISTERS,
-            # Rows that find a place at once have more warps.
-            num_warps=MANY_WARPS,
+            # Rows that find a place at once have more warps; by fewer, several columns spill registers.
+            num_warps=MANY_WARPS if all_columns is None else NUM_WARPS,
             forms=(
                 (aside, {"num_warps": NUM_WARPS, "maxnreg": FEW_REGISTERS, "ASIDE": True}),
                 (processors, {"num_warps": NUM_WARPS, "maxnreg": FEW_REGISTERS}),
@@ -175,7 +176,7 @@ def launches_of_draw(
             work.whole,
             wanted,
             only_column,
-            columns if only_column is None else None,
+            all_columns,
             drawn,
             work.summary,
             triton.cdiv(num_tiles, whole_tiles),

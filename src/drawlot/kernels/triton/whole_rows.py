@@ -206,7 +206,8 @@ def _settle_rows(
 @triton.jit
 def _share_of_reader(num_rows, num_parts, num_programs):
     """First of a program's parts, all rows' in a row, and the end: parts of one row, unless that takes far longer."""
-    first = tl.program_id(0)
+    # The first programs make proposals: the last ones read before they do.
+    first = num_programs - 1 - tl.program_id(0)
     share = tl.cdiv(num_rows * num_parts, num_programs)
     item, end = first * share, tl.minimum((first + 1) * share, num_rows * num_parts)
     readers = num_programs // num_rows

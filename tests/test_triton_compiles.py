@@ -144,9 +144,9 @@ def test_requests_with_edits() -> None:
     edits = 'repetition_penalty=1.2, logit_bias={3: 1.0}, bad_words=["no"]'
     script = SAMPLES.replace("logprobs=0), [1]", f"logprobs=5, {edits}), [1], bad_words_token_ids=[[1, 2]]")
     names, sass = compiled_and_disassembled(script, "finish_kernel")
-    # One more each for few rows, of which a finish may have two programs, and a scan has fewer registers.
-    assert names == ["write_kernel", "bad_words_kernel", *2 * ["scan_kernel"], "finish_kernel", *OF_FINISH]
-    assert_together(sass, 4)
+    # A finish for few rows, which may have two programs, and none of fewer warps; a scan more, by fewer registers.
+    assert names == ["write_kernel", "bad_words_kernel", *2 * ["scan_kernel"], *OF_FINISH]
+    assert_together(sass, 3)
 
 
 def test_rows_with_edits() -> None:

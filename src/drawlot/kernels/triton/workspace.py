@@ -36,7 +36,7 @@ _ROWS_ASIDE = 16
 FEW_PROGRAMS = 4
 """Of a scan on a multiprocessor: so many find a place beside a row that is being finished"""
 NUM_WARPS, MANY_WARPS = 8, 4
-"""Of a program, and of one that finishes a row where there are more than run at once"""
+"""Of a program, and of one that finishes a row of one column, if any, where there are more than run at once"""
 
 
 def scan_warps(rows: Rows) -> int:

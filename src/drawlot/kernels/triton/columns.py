@@ -55,7 +55,8 @@ def columns_kernel(
     fill_columns(rows, states, tiles, lists, wanted, drawn, summary, columns, row, RAW, LOGITS, T, ROOM, BLOCK, TILES)
 
 
-@triton.jit
+# A function in machine code, too: who does without it goes on without its registers, and past fewer instructions.
+@triton.jit(noinline=True)
 def fill_columns(
     rows,
     states,

@@ -165,7 +165,8 @@ def _leave_rank(tiles, whole, entry):
     tl.store(whole.rank_rows + tl.atomic_add(tiles.control + COUNT_OF_RANKS, 1), entry)
 
 
-@triton.jit
+# A function in machine code, too: who does without it goes on without its registers, and past fewer instructions.
+@triton.jit(noinline=True)
 def count_ranks(
     rows,
     states,

@@ -220,7 +220,8 @@ def _share_of_reader(num_rows, num_parts, num_programs):
     return item, end
 
 
-@triton.jit
+# A function in machine code, too: who does without it goes on without its registers, and past fewer instructions.
+@triton.jit(noinline=True)
 def _cut_rows(
     rows,
     states,

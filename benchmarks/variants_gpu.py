@@ -120,7 +120,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("variants", nargs="+", metavar="NAME=SRC")
     parser.add_argument("--cases", nargs="+", required=True)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=0, help="each at other positions; 0: one for each input, at one")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="of sampling, at other positions each; 0: one an input, all at one"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True)
     given = parser.parse_args(arguments)
     try:
@@ -128,6 +130,8 @@ def main(arguments: list[str] | None = None) -> None:
             parts_of(name)
     except ValueError as error:
         parser.error(f"--cases: {error}")
+    if given.steps < 0 or (given.steps and any(parts_of(name)[0] in VERIFIED for name in given.cases)):
+        parser.error(f"--steps: at least 0, and 0 with cases of verification; got {given.steps}")
     folders = {name: Path(folder).resolve() for name, _, folder in (each.partition("=") for each in given.variants)}
     for name, folder in folders.items():
         if not (folder / "drawlot" / "__init__.py").is_file():

@@ -79,7 +79,7 @@ Far = tuple[torch.Tensor, RowParams, LogprobsWanted, SampledRows]
 def far_winners() -> Far:
     """Rows that would draw a token far beyond their list if all were kept, and what the reference draws of them.
 
-    Their lists have some 66 tokens of the 55 to 100 that they keep, and tokens of more than 64 tiles.
+    They keep about as much as their lists hold, some 66 tokens; most tokens have a tile of their own.
     """
     x = -1.5 * torch.rand(500, WIDE_V, generator=torch.Generator().manual_seed(3)).clamp_(min=2**-24).log()
     winner = reference.sample_rows(x, params(500, top_p=1.0), Edits(), None).token_ids

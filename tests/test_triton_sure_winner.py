@@ -17,11 +17,12 @@ pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 V, N = 1280, 96
 WIDE_V = 40_960
+Case = tuple[torch.Tensor, RowParams, LogprobsWanted, SampledRows]
+"""Rows, what is asked of them, and what the reference draws"""
 
 
 def draw(monkeypatch: pytest.MonkeyPatch, *, mode: str = "raw_logprobs", which: slice = slice(N)) -> tuple[int, int]:
-    """How many of the rows are read whole, and of how many tokens or ranks differ from the reference's."""
-    works = workspaces_made(monkeypatch)
+    """As `drawn`, of rows whose cuts lie near and far beyond their lists."""
     # A list of some 70 tokens weighs between a tenth and nearly all of what is kept.
     scale = torch.linspace(0.8, 2.8, N).unsqueeze(1)
     x = scale * torch.randn(N, V, generator=torch.Generator().manual_seed(3))
@@ -31,8 +32,15 @@ def draw(monkeypatch: pytest.MonkeyPatch, *, mode: str = "raw_logprobs", which: 
     x, rows = x[which], RowParams(*(column[which] for column in rows))
     ids = torch.zeros(len(x), dtype=torch.int64)
     wanted = LogprobsWanted(mode, ids == 0, ids, ids.unsqueeze(1)[:, :0], 0)
-    expected = reference.sample_rows(x, rows, Edits(), wanted)
-    got = sample.sample_rows(x, rows, Edits(), wanted)
+    return drawn(monkeypatch, (x, rows, wanted, reference.sample_rows(x, rows, Edits(), wanted)))
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, case: Case) -> tuple[int, int]:
+    """How many of the rows are read whole, and of how many tokens or ranks differ from the reference's."""
+    x, rows, wanted, expected = case
+    with monkeypatch.context() as patched:
+        works = workspaces_made(patched)
+        got = sample.sample_rows(x, rows, Edits(), wanted)
     assert got.logprobs is not None
     assert expected.logprobs is not None
     assert got.status.tolist() == expected.status.tolist()
@@ -45,7 +53,6 @@ def draw(monkeypatch: pytest.MonkeyPatch, *, mode: str = "raw_logprobs", which: 
 def test_most_win_wherever_the_cut_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     num_whole, wrong = draw(monkeypatch)
     assert wrong == 0
-    monkeypatch.undo()
     nobody = KernelMutant("nobody wins", sure_winner.keeps_list, "return (listed <= ROOM)", "return (listed < 0)")
     with nobody.planted():
         num_beyond, wrong = draw(monkeypatch)
@@ -60,7 +67,7 @@ def test_who_asks_for_the_cut_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MUTANTS = (
     KernelMutant("no rival", sure_winner.wins_surely, "- _MARGIN > rival", "> MINUS_INF"),
-    KernelMutant("all of its tile", sure_winner.wins_surely, "listed // TILE == tile", "listed >= 0"),
+    KernelMutant("all of its list", sure_winner.wins_surely, "listed // TILE == tile", "listed >= 0"),
     KernelMutant("not of the list", sure_winner.wins_surely, "(found > 0) &", "(found >= 0) &"),
     KernelMutant("rank by value alone", sure_winner.wins_surely, "rank = 1 +", "rank = 0 +"),
 )
@@ -72,11 +79,8 @@ def test_wrong_winners_are_seen(mutant: KernelMutant, monkeypatch: pytest.Monkey
         assert any(draw(monkeypatch, which=slice(first, first + 12))[1] for first in range(0, N, 12))
 
 
-Far = tuple[torch.Tensor, RowParams, LogprobsWanted, SampledRows]
-
-
 @pytest.fixture(scope="module")
-def far_winners() -> Far:
+def far_winners() -> Case:
     """Rows that would draw a token far beyond their list if all were kept, and what the reference draws of them.
 
     They keep about as much as their lists hold, some 66 tokens; most tokens have a tile of their own.
@@ -91,20 +95,8 @@ def far_winners() -> Far:
     return x[which], rows, wanted, reference.sample_rows(x[which], rows, Edits(), wanted)
 
 
-def draw_far(monkeypatch: pytest.MonkeyPatch, far_winners: Far) -> tuple[int, int]:
-    """As `draw`."""
-    works = workspaces_made(monkeypatch)
-    x, rows, wanted, expected = far_winners
-    got = sample.sample_rows(x, rows, Edits(), wanted)
-    assert got.logprobs is not None
-    assert expected.logprobs is not None
-    wrong = (got.token_ids != expected.token_ids) | (got.logprobs[2] != expected.logprobs[2])
-    monkeypatch.undo()
-    return int(works[0].tiles.control[COUNT.value]), int(wrong.sum())
-
-
-def test_what_surely_is_not_kept_does_not_win(monkeypatch: pytest.MonkeyPatch, far_winners: Far) -> None:
-    num_whole, wrong = draw_far(monkeypatch, far_winners)
+def test_what_surely_is_not_kept_does_not_win(monkeypatch: pytest.MonkeyPatch, far_winners: Case) -> None:
+    num_whole, wrong = drawn(monkeypatch, far_winners)
     assert wrong == 0
     for mutant in (
         KernelMutant("once", sure_winner._least_kept, "_NEARLY_ALL *", "0 *"),
@@ -112,7 +104,7 @@ def test_what_surely_is_not_kept_does_not_win(monkeypatch: pytest.MonkeyPatch, f
         KernelMutant("noise of another tile", sure_winner.look_again, "gumbel(own,", "gumbel(own + 1,"),
     ):
         with mutant.planted():
-            num_more, wrong = draw_far(monkeypatch, far_winners)
+            num_more, wrong = drawn(monkeypatch, far_winners)
         assert wrong == 0
         assert num_whole < num_more
 
@@ -126,7 +118,7 @@ def test_what_surely_is_not_kept_does_not_win(monkeypatch: pytest.MonkeyPatch, f
     ids=lambda mutant: mutant.name,
 )
 def test_what_may_be_kept_is_not_dropped(
-    mutant: KernelMutant, monkeypatch: pytest.MonkeyPatch, far_winners: Far
+    mutant: KernelMutant, monkeypatch: pytest.MonkeyPatch, far_winners: Case
 ) -> None:
     with mutant.planted():
-        assert draw_far(monkeypatch, far_winners)[1]
+        assert drawn(monkeypatch, far_winners)[1]

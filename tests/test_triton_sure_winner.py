@@ -8,8 +8,8 @@ from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SampledRows
 
 pytest.importorskip("triton")
 
-from drawlot.kernels.triton import sample, sure_winner
-from drawlot.kernels.triton.summary import COUNT
+from drawlot.kernels.triton import likely_cut, proposal, sample, sure_winner
+from drawlot.kernels.triton.summary import COUNT, COUNT_OF_UNSURE
 from tests.kernel_mutant import KernelMutant
 from tests.test_triton_whole_rows import interpreted, params, workspaces_made
 
@@ -99,7 +99,7 @@ def test_what_surely_is_not_kept_does_not_win(monkeypatch: pytest.MonkeyPatch, f
     num_whole, wrong = drawn(monkeypatch, far_winners)
     assert wrong == 0
     for mutant in (
-        KernelMutant("once", sure_winner._least_kept, "_NEARLY_ALL *", "0 *"),
+        KernelMutant("once", sure_winner.least_kept, "_NEARLY_ALL *", "0 *"),
         KernelMutant("all of its tile", sure_winner.look_again, "order_of(least) - 1", "-0x7F800001"),
         KernelMutant("noise of another tile", sure_winner.look_again, "gumbel(own,", "gumbel(own + 1,"),
     ):
@@ -112,8 +112,8 @@ def test_what_surely_is_not_kept_does_not_win(monkeypatch: pytest.MonkeyPatch, f
 @pytest.mark.parametrize(
     "mutant",
     [
-        KernelMutant("tiles of the list, too", sure_winner._least_kept, "maxima < end", "maxima < LARGEST"),
-        KernelMutant("a tenth of the need", sure_winner._least_kept, "reached[i] >= need", "reached[i] >= 0.1 * need"),
+        KernelMutant("tiles of the list, too", sure_winner.least_kept, "maxima < end", "maxima < LARGEST"),
+        KernelMutant("a tenth of the need", sure_winner.least_kept, "reached[i] >= need", "reached[i] >= 0.1 * need"),
     ],
     ids=lambda mutant: mutant.name,
 )
@@ -122,3 +122,61 @@ def test_what_may_be_kept_is_not_dropped(
 ) -> None:
     with mutant.planted():
         assert drawn(monkeypatch, far_winners)[1]
+
+
+@pytest.fixture(scope="module")
+def beyond_lists() -> Case:
+    """Rows that end just behind the token they would draw if all were kept, which is none of the list, or before it."""
+    n = 500
+    x = -1.5 * torch.rand(n, WIDE_V, generator=torch.Generator().manual_seed(5)).clamp_(min=2**-24).log()
+    rows = params(n, top_p=1.0)
+    winner = reference.sample_rows(x, rows, Edits(), None).token_ids
+    own = x.gather(1, winner.unsqueeze(1))
+    mass = ((x - x.amax(1, keepdim=True)).double() / rows.temperature.unsqueeze(1)).exp()
+    before, own_mass = (mass * (x > own)).sum(1), mass.gather(1, winner.unsqueeze(1)).squeeze(1)
+    rank = (x > own).sum(1)
+    which = ((rank > 80) & (rank < 130)).nonzero().flatten()[:12]
+    top_p = (before + torch.tensor([0.5, -0.5]).repeat(n // 2) * own_mass) / mass.sum(1)
+    rows = RowParams(*(column[which] for column in rows._replace(top_p=top_p)))
+    ids = torch.zeros(len(which), dtype=torch.int64)
+    wanted = LogprobsWanted("raw_logprobs", ids == 0, ids, ids.unsqueeze(1)[:, :0], 0)
+    return x[which], rows, wanted, reference.sample_rows(x[which], rows, Edits(), wanted)
+
+
+def num_unsure(monkeypatch: pytest.MonkeyPatch, case: Case) -> int:
+    """Of rows that are read whole, and of which no token is wrong, those that no proposal settles."""
+    with monkeypatch.context() as patched:
+        works = workspaces_made(patched)
+        num_whole, wrong = drawn(monkeypatch, case)
+    assert num_whole > 0.8 * len(case[0])
+    assert wrong == 0
+    return int(works[0].tiles.control[COUNT_OF_UNSURE.value])
+
+
+BAD_GUESS = KernelMutant("keeps nothing", likely_cut.likely_cut, "row_max + temperature * low", "row_max + 0 * low")
+
+
+def test_rows_propose_by_their_lists(monkeypatch: pytest.MonkeyPatch, beyond_lists: Case) -> None:
+    """No sample says where they end, one that is wrong of all rows neither."""
+    no_list = KernelMutant("no list", proposal.propose, "row_mass <= ROOM", "row_mass < 0")
+    with BAD_GUESS.planted():
+        assert num_unsure(monkeypatch, beyond_lists) == 0
+        with no_list.planted():
+            assert num_unsure(monkeypatch, beyond_lists) > 0.5 * len(beyond_lists[0])
+
+
+def test_rows_with_too_many_for_a_list_propose_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 8
+    x = torch.full((n, WIDE_V), -30.0)
+    # Three alike a tile, so that more reach the line than a list has room for.
+    x.view(n, -1, 128)[:, :, 5:8] = 1 + 0.5 * torch.rand(
+        n, WIDE_V // 128, 1, generator=torch.Generator().manual_seed(3)
+    )
+    ids = torch.zeros(n, dtype=torch.int64)
+    wanted = LogprobsWanted("raw_logprobs", ids == 0, ids, ids.unsqueeze(1)[:, :0], 0)
+    rows = params(n, top_p=0.13)
+    case = x, rows, wanted, reference.sample_rows(x, rows, Edits(), wanted)
+    unsure = num_unsure(monkeypatch, case)
+    any_list = KernelMutant("any list", sure_winner.least_kept, "(need > 0) &", "(need > -1e30) &")
+    with any_list.planted():
+        assert num_unsure(monkeypatch, case) > unsure

@@ -17,12 +17,25 @@ _LOG_TILE = tl.constexpr(4.852030263919617)
 @triton.jit
 def tiles_of(rows, tiles, row, row_max, temperature, WIDE: tl.constexpr, T: tl.constexpr):
     """Maxima, sums and z of the maxima of a row's tiles, and the mass of all (int64), if it was summed at T."""
+    maxima, sums = load_tiles(tiles, row, T)
+    shift, mass = weighed_tiles(maxima, sums, row_max, temperature, WIDE)
+    return maxima, sums, shift, mass
+
+
+@triton.jit
+def load_tiles(tiles, row, T: tl.constexpr):
+    """Maxima and sums of a row's tiles [T]."""
     tile = tl.arange(0, T)
     at, exists = row * tiles.stride + tile, tile < tiles.num
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
-    sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
+    return maxima, tl.load(tiles.sums + at, mask=exists, other=0.0)
+
+
+@triton.jit
+def weighed_tiles(maxima, sums, row_max, temperature, WIDE: tl.constexpr):
+    """z of the maxima, and the mass of all, as for `tiles_of`."""
     shift = z_of(tl.where(sums > 0, maxima, row_max), row_max, temperature, WIDE)
-    return maxima, sums, shift, fixed_sum_of_masses(sums * tl.exp(shift.to(tl.float32)))
+    return shift, fixed_sum_of_masses(sums * tl.exp(shift.to(tl.float32)))
 
 
 @triton.jit

@@ -43,12 +43,12 @@ def begin_counts(whole, slot):
 
 
 @triton.jit
-def begin_row(rows, tiles, whole, slot, WIDE: tl.constexpr, T: tl.constexpr):
+def begin_row(rows, tiles, lists, whole, slot, WIDE: tl.constexpr, T: tl.constexpr, ROOM: tl.constexpr):
     """Has a row make its proposals, or none."""
     request = request_of(whole, slot)
     top_k, _top_p, _min_p = request[1]
     if top_k <= 0:
-        propose(rows, tiles, whole, slot, request, WIDE, T)
+        propose(rows, tiles, lists, whole, slot, request, WIDE, T, ROOM)
     else:
         tl.store(whole.proposals + slot * RECORD + NUM, 0)
     count_up(whole.counts + slot * NUM_COUNTS + PROPOSED)

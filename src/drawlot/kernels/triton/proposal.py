@@ -2,21 +2,22 @@
 
 Raced is as if more were kept than the cut keeps. Where less is kept the keys of tiles are no larger, so that who wins
 has won as long as it is kept, and so much of its tile that no other tile overtakes it: as long as one token, the
-`needed` one, is kept. The first proposal races where a sample says that the cut is hardly ever lower. What it needs is
-mostly above where the cut likely is; else raced is once more, as if the needed one were dropped, and so on.
+`needed` one, is kept. The first proposal races where a list or a sample says that the cut is hardly ever lower. What it
+needs is mostly above where the cut likely is; else raced is once more, as if the needed one were dropped, and so on.
 """
 
 import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.bracket import LARGEST, mass_of_tokens, min_p_line
-from drawlot.kernels.triton.cut_race import bounds_of, is_kept, tiles_of
+from drawlot.kernels.triton.cut_race import bounds_of, is_kept, load_tiles, weighed_tiles
 from drawlot.kernels.triton.likely_cut import likely_cut, sample_for_cut
 from drawlot.kernels.triton.listing import key_of, token_of
 from drawlot.kernels.triton.noise import gumbel
 from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, z_of
-from drawlot.kernels.triton.reduce import LARGEST_KEY, first_largest, sum_four, two_largest, two_lowest
+from drawlot.kernels.triton.reduce import LARGEST_KEY, first_largest, of_fixed, sum_four, two_largest, two_lowest
 from drawlot.kernels.triton.states import scale_of
+from drawlot.kernels.triton.sure_winner import least_kept
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, load_values, order_of, value_of
 
 RECORD, MOST = tl.constexpr(32), tl.constexpr(4)
@@ -66,29 +67,36 @@ def request_of(whole, slot):
 
 
 @triton.jit
-def propose(rows, tiles, whole, slot, request, WIDE: tl.constexpr, T: tl.constexpr):
+def propose(rows, tiles, lists, whole, slot, request, WIDE: tl.constexpr, T: tl.constexpr, ROOM: tl.constexpr):
     """Stores the proposals of a row without top_k; request: of `request_of`."""
     row, filters, law, key, _wants = request
     _top_k, top_p, min_p = filters
     row_max, temperature = law
     scale = scale_of(temperature)
+    maxima, sums = load_tiles(tiles, row, T)
+    # Behind the tiles, since loads come in turn, and not all rows wait for it.
     sample = sample_for_cut(rows, row, T)
-    maxima, sums, shift, all_mass = tiles_of(rows, tiles, row, row_max, temperature, WIDE, T)
+    shift, all_mass = weighed_tiles(maxima, sums, row_max, temperature, WIDE)
     line = tl.full([], -LARGEST, tl.float32)
     if min_p > 0:
         line = value_of(min_p_line(order_of(row_max), temperature, min_p))
+    # Of a row that tells by its list from where on it keeps tokens nothing needs to be guessed.
+    low, likely, row_mass = tl.full([], MINUS_INF, tl.float32), line, of_fixed(all_mass).to(tl.float32)
+    if (top_p < 1) & (min_p == 0) & (top_p * row_mass <= ROOM):
+        low, likely = least_kept(lists, row, maxima, row_mass, top_p, row_max, temperature, ROOM)
     # Of a tile that was not read what its key cannot exceed, as of one that was read when more was kept.
-    keys = bounds_of(row < 0, maxima, sums, shift, line, temperature, key, WIDE, T)
+    keys = bounds_of(row < 0, maxima, sums, shift, tl.maximum(line, low), temperature, key, WIDE, T)
     tile, place = tl.arange(0, T), tl.arange(0, 2 * TILE)
     is_one = place < TILE
     one, two, third = two_largest(keys, tile)
     ids = tl.where(is_one, one, two) * TILE + place % TILE
     # Asked for before the cut is guessed, and there when it is.
     x = load_values(rows, row, ids, place >= 0)
-    # Without top_p the line is the cut, and what it keeps is not in question.
-    low, likely = line, tl.full([], -LARGEST, tl.float32)
-    if top_p < 1:
-        low, likely = likely_cut(rows, sample, top_p, temperature, row_max, scale, all_mass, line, T)
+    if low == MINUS_INF:
+        # Without top_p the line is the cut, and what it keeps is not in question.
+        low, likely = line, tl.full([], -LARGEST, tl.float32)
+        if top_p < 1:
+            low, likely = likely_cut(rows, sample, top_p, temperature, row_max, scale, all_mass, line, T)
     record = whole.proposals + slot * RECORD
     tl.store(record + LOW, low.to(tl.int32, bitcast=True))
     tl.store(record + LINE, line.to(tl.int32, bitcast=True))

@@ -80,7 +80,7 @@ def look_again(
     tile = tl.arange(0, keys.shape[0])
     # Loaded again, lest all rows keep them in registers until here.
     maxima = tl.load(tiles.maxima + row * tiles.stride + tile, mask=tile < tiles.num, other=MINUS_INF)
-    least = _least_kept(lists, row, maxima, row_mass, top_p, row_max, temperature, ROOM)
+    least, _end = least_kept(lists, row, maxima, row_mass, top_p, row_max, temperature, ROOM)
     wins, token, value, rank = row < 0, tl.full([], -1, tl.int32), row_max, tl.zeros([], tl.int32)
     if least > MINUS_INF:
         keys = tl.where(maxima >= least, keys, MINUS_INF)
@@ -94,8 +94,8 @@ def look_again(
 
 
 @triton.jit
-def _least_kept(lists, row, maxima, row_mass, top_p, row_max, temperature, ROOM: tl.constexpr):
-    """A value (float32) that all tokens reach which a row keeps beside its list; -inf: none is known.
+def least_kept(lists, row, maxima, row_mass, top_p, row_max, temperature, ROOM: tl.constexpr):
+    """A value (float32) that all tokens reach which a row keeps, and the lowest of its list; -inf: not known.
 
     Before a token below it come those of the list, and maxima of tiles that reach it, each a token of its own: if these
     weigh what top_p asks for, the token is dropped. maxima: [T]; row_mass: as for `keeps_list`.
@@ -106,7 +106,7 @@ def _least_kept(lists, row, maxima, row_mass, top_p, row_max, temperature, ROOM:
     of_list, end = sum_and_smallest(tl.exp(z_of(value, row_max, temperature, False)), values)
     need = (top_p * row_mass * (1 + _MARGIN)).to(tl.float32) - of_list
     least = tl.zeros([], tl.float32) + MINUS_INF
-    if need < _NEARLY_ALL * row_mass:
+    if (need > 0) & (need < _NEARLY_ALL * row_mass):
         mass = tl.where(maxima < end, tl.exp(z_of(maxima, row_max, temperature, False)), 0.0)
         # Were all tiles below it, they would weigh too little.
         first = row_max + temperature.to(tl.float32) * (tl.log(need) - tl.log(tl.full([], maxima.shape[0], tl.float32)))
@@ -126,4 +126,4 @@ def _least_kept(lists, row, maxima, row_mass, top_p, row_max, temperature, ROOM:
                 low, least = tl.where(enough, pivots[i], low), tl.where(enough, pivots[i], least)
                 high = tl.where(enough, high, tl.minimum(high, pivots[i]))
             round += 1
-    return least
+    return least, end

@@ -93,6 +93,7 @@ def whole_rows_kernel(
                     rows,
                     states,
                     tiles,
+                    lists,
                     whole,
                     columns,
                     drawn,
@@ -105,6 +106,7 @@ def whole_rows_kernel(
                     WIDE,
                     T,
                     TILES,
+                    LIST_ROOM,
                 )
                 num_rows, num_rank_rows = _count(tiles, COUNT_OF_UNSURE), _count(tiles, COUNT_OF_RANKS)
         cut_rows = whole.rows if CUT else whole.unsure
@@ -176,6 +178,7 @@ def _settle_rows(
     rows,
     states,
     tiles,
+    lists,
     whole,
     columns,
     drawn,
@@ -188,11 +191,12 @@ def _settle_rows(
     WIDE: tl.constexpr,
     T: tl.constexpr,
     TILES: tl.constexpr,
+    ROOM: tl.constexpr,
 ):
     """Has rows propose tokens, and reads them to see which are right; leaves rows of which none is."""
     item = tl.program_id(0)
     while item < num_rows:
-        begin_row(rows, tiles, whole, item, WIDE, T)
+        begin_row(rows, tiles, lists, whole, item, WIDE, T, ROOM)
         item += num_programs
     item, end = _share_of_reader(num_rows, num_parts, num_programs)
     while item < end:

@@ -68,7 +68,8 @@ def _comes_to_barrier(instructions: list[_Instruction], labels: dict[str, int], 
         while i < len(instructions) and i not in seen:
             seen.add(i)
             each = instructions[i]
-            if each.code.startswith("BAR"):
+            # Whoever called the function may come to a barrier next.
+            if each.code.startswith(("BAR", "RET")):
                 return True
             if each.code.startswith(("WARPSYNC", "BSYNC")) or (each.code.startswith("EXIT") and not each.predicate):
                 break

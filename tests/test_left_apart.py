@@ -26,8 +26,9 @@ SEEN = """
         ("STG.E desc[UR8][R8.64], R11", "@P1 STG.E desc[UR8][R8.64], R11", []),
         ("@!P2 BRA", "@!UP2 BRA", []),
         ("LDC.64 R8, c[0x0][0x308]", "EXIT", []),
+        ("BAR.SYNC.DEFER_BLOCKING 0x0", "RET.REL.NODEC R20", ["0000"]),
     ],
-    ids=["as seen", "together again", "each store says who", "all of a warp", "no barrier"],
+    ids=["as seen", "together again", "each store says who", "all of a warp", "no barrier", "back to who called"],
 )
 def test_threads_left_apart_are_seen(line: str, other: str, places: list[str]) -> None:
     assert left_apart(SEEN.replace(line, other)) == places

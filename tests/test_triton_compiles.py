@@ -56,6 +56,13 @@ def test_a_finish_without_logprobs_leaves_no_threads_apart() -> None:
     assert_together(disassembled(SAMPLES.replace("logprobs=0", "repetition_penalty=1.2"), "finish_kernel"), 3)
 
 
+def test_whole_rows_leave_no_threads_apart() -> None:
+    """Functions in machine code among them: behind one there may be a barrier."""
+    sass = disassembled(SAMPLES, "whole_rows_kernel")
+    assert "RET." in sass
+    assert left_apart(sass) == []
+
+
 def forms_of_scan(asks: str, dtype: str) -> list[str]:
     """Machine code of the scan of two rows: one form for many, one for few rows if it has less registers."""
     script = SAMPLES.replace("logprobs=0", asks).replace("zeros(2, V)", f"zeros(2, V, dtype=torch.{dtype})")

@@ -29,10 +29,14 @@ def draw(monkeypatch: pytest.MonkeyPatch, *, mode: str = "raw_logprobs", which: 
     rows = params(N, top_p=0.9)
     top_p = torch.linspace(0.3, 0.99, N, dtype=torch.float64)
     rows = rows._replace(top_p=top_p[torch.randperm(N, generator=torch.Generator().manual_seed(4))])
-    x, rows = x[which], RowParams(*(column[which] for column in rows))
+    return drawn(monkeypatch, case_of(x[which], RowParams(*(column[which] for column in rows)), mode))
+
+
+def case_of(x: torch.Tensor, rows: RowParams, mode: str = "raw_logprobs") -> Case:
+    """Rows that all want a logprob and a rank."""
     ids = torch.zeros(len(x), dtype=torch.int64)
     wanted = LogprobsWanted(mode, ids == 0, ids, ids.unsqueeze(1)[:, :0], 0)
-    return drawn(monkeypatch, (x, rows, wanted, reference.sample_rows(x, rows, Edits(), wanted)))
+    return x, rows, wanted, reference.sample_rows(x, rows, Edits(), wanted)
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch, case: Case) -> tuple[int, int]:
@@ -79,20 +83,23 @@ def test_wrong_winners_are_seen(mutant: KernelMutant, monkeypatch: pytest.Monkey
         assert any(draw(monkeypatch, which=slice(first, first + 12))[1] for first in range(0, N, 12))
 
 
+def exponential_rows(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [500, WIDE_V] whose values are exponentially distributed, and who wins each if all are kept [500]."""
+    x = -1.5 * torch.rand(500, WIDE_V, generator=torch.Generator().manual_seed(seed)).clamp_(min=2**-24).log()
+    return x, reference.sample_rows(x, params(500, top_p=1.0), Edits(), None).token_ids
+
+
 @pytest.fixture(scope="module")
 def far_winners() -> Case:
     """Rows that would draw a token far beyond their list if all were kept, and what the reference draws of them.
 
     They keep about as much as their lists hold, some 66 tokens; most tokens have a tile of their own.
     """
-    x = -1.5 * torch.rand(500, WIDE_V, generator=torch.Generator().manual_seed(3)).clamp_(min=2**-24).log()
-    winner = reference.sample_rows(x, params(500, top_p=1.0), Edits(), None).token_ids
+    x, winner = exponential_rows(3)
     which = ((x > x.gather(1, winner.unsqueeze(1))).sum(1) > 80).nonzero().flatten()[:28]
     rows = RowParams(*(column[which] for column in params(500, top_p=0.9)))
     rows = rows._replace(top_p=torch.linspace(0.885, 0.907, len(which), dtype=torch.float64))
-    ids = torch.zeros(len(which), dtype=torch.int64)
-    wanted = LogprobsWanted("raw_logprobs", ids == 0, ids, ids.unsqueeze(1)[:, :0], 0)
-    return x[which], rows, wanted, reference.sample_rows(x[which], rows, Edits(), wanted)
+    return case_of(x[which], rows)
 
 
 def test_what_surely_is_not_kept_does_not_win(monkeypatch: pytest.MonkeyPatch, far_winners: Case) -> None:
@@ -127,20 +134,15 @@ def test_what_may_be_kept_is_not_dropped(
 @pytest.fixture(scope="module")
 def beyond_lists() -> Case:
     """Rows that end just behind the token they would draw if all were kept, which is none of the list, or before it."""
-    n = 500
-    x = -1.5 * torch.rand(n, WIDE_V, generator=torch.Generator().manual_seed(5)).clamp_(min=2**-24).log()
-    rows = params(n, top_p=1.0)
-    winner = reference.sample_rows(x, rows, Edits(), None).token_ids
+    (x, winner), rows = exponential_rows(5), params(500, top_p=0.9)
     own = x.gather(1, winner.unsqueeze(1))
     mass = ((x - x.amax(1, keepdim=True)).double() / rows.temperature.unsqueeze(1)).exp()
     before, own_mass = (mass * (x > own)).sum(1), mass.gather(1, winner.unsqueeze(1)).squeeze(1)
     rank = (x > own).sum(1)
     which = ((rank > 80) & (rank < 130)).nonzero().flatten()[:12]
-    top_p = (before + torch.tensor([0.5, -0.5]).repeat(n // 2) * own_mass) / mass.sum(1)
+    top_p = (before + torch.tensor([0.5, -0.5]).repeat(250) * own_mass) / mass.sum(1)
     rows = RowParams(*(column[which] for column in rows._replace(top_p=top_p)))
-    ids = torch.zeros(len(which), dtype=torch.int64)
-    wanted = LogprobsWanted("raw_logprobs", ids == 0, ids, ids.unsqueeze(1)[:, :0], 0)
-    return x[which], rows, wanted, reference.sample_rows(x[which], rows, Edits(), wanted)
+    return case_of(x[which], rows)
 
 
 def num_unsure(monkeypatch: pytest.MonkeyPatch, case: Case) -> int:
@@ -157,7 +159,7 @@ BAD_GUESS = KernelMutant("keeps nothing", likely_cut.likely_cut, "row_max + temp
 
 
 def test_rows_propose_by_their_lists(monkeypatch: pytest.MonkeyPatch, beyond_lists: Case) -> None:
-    """No sample says where they end, one that is wrong of all rows neither."""
+    """Not by a sample: one that says that they keep nothing leaves none of them unsure."""
     no_list = KernelMutant("no list", proposal.propose, "row_mass <= ROOM", "row_mass < 0")
     with BAD_GUESS.planted():
         assert num_unsure(monkeypatch, beyond_lists) == 0
@@ -172,10 +174,7 @@ def test_rows_with_too_many_for_a_list_propose_by_a_sample(monkeypatch: pytest.M
     x.view(n, -1, 128)[:, :, 5:8] = 1 + 0.5 * torch.rand(
         n, WIDE_V // 128, 1, generator=torch.Generator().manual_seed(3)
     )
-    ids = torch.zeros(n, dtype=torch.int64)
-    wanted = LogprobsWanted("raw_logprobs", ids == 0, ids, ids.unsqueeze(1)[:, :0], 0)
-    rows = params(n, top_p=0.13)
-    case = x, rows, wanted, reference.sample_rows(x, rows, Edits(), wanted)
+    case = case_of(x, params(n, top_p=0.13))
     unsure = num_unsure(monkeypatch, case)
     any_list = KernelMutant("any list", sure_winner.least_kept, "(need > 0) &", "(need > -1e30) &")
     with any_list.planted():

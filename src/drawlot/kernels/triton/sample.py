@@ -16,7 +16,6 @@ from drawlot.kernels.triton.state_table import asked_of
 from drawlot.kernels.triton.whole_rows import whole_rows_kernel
 from drawlot.kernels.triton.workspace import (
     BLOCK,
-    FEW_PROGRAMS,
     FEW_REGISTERS,
     FINISH_REGISTERS,
     MANY_PROGRAMS,
@@ -124,19 +123,13 @@ def launches_of_draw(
             TILES=SCAN_TILES,
             FULL=full,
             num_warps=scan_warps,
-            maxnreg=lambda rows: scan_registers(rows, full=full, few=False),
+            maxnreg=lambda rows: scan_registers(rows, full=full),
             enable_fp_fusion=False,
             # Of many programs none is set up early.
             EARLY=is_early,
             OVERLAP=how["OVERLAP"],
             launch_pdl=is_early,
-            forms=(
-                (
-                    FEW_PROGRAMS * processors // num_blocks,
-                    {**early, "maxnreg": lambda rows: scan_registers(rows, full=full, few=True)},
-                ),
-                (MANY_PROGRAMS // num_blocks, early),
-            ),
+            forms=((MANY_PROGRAMS // num_blocks, early),),
         ),
         Launch(
             finish_kernel,

@@ -33,8 +33,6 @@ MANY_PROGRAMS = 9000
 """Of a scan of half-width logits: what each more takes to be set up early is not worth it; others wait for memory"""
 _ROWS_ASIDE = 16
 """In the interpreter, as for `rows_aside`: tests have fewer rows, and more"""
-FEW_PROGRAMS = 4
-"""Of a scan on a multiprocessor: so many find a place beside a row that is being finished"""
 NUM_WARPS, MANY_WARPS = 8, 4
 """Of a program, and of one that finishes a row of one column, if any, where there are more than run at once"""
 
@@ -44,16 +42,17 @@ def scan_warps(rows: Rows) -> int:
     return rows.logits.dtype.itemsize
 
 
-def scan_registers(rows: Rows, *, full: bool, few: bool) -> int | None:
+def scan_registers(rows: Rows, *, full: bool) -> int | None:
     """Of its threads, at most; None: as many as ptxas likes. What it spills for fewer, rows without edits pay, too.
 
-    full: every tile of a row has 128 tokens; few: a multiprocessor has `FEW_PROGRAMS` at once, at most.
+    full: every tile of a row has 128 tokens.
     """
     if rows.edits is None:
         return None
     if rows.logits.dtype.itemsize == 4:
-        # So that they leave what the finish of a row takes: of 65,536 it has up to `FEW_REGISTERS` a thread.
-        return 48 if few and rows.bitmask is None else None
+        # Ten programs a multiprocessor instead of nine, and four leave what the finish of a row takes: of 65,536 it
+        # has up to `FEW_REGISTERS` a thread.
+        return 48 if rows.bitmask is None else None
     return 72 if full and rows.bitmask is None else 96
 
 

@@ -50,9 +50,9 @@ def scan_registers(rows: Rows, *, full: bool) -> int | None:
     if rows.edits is None:
         return None
     if rows.logits.dtype.itemsize == 4:
-        # Ten programs a multiprocessor instead of nine, and four leave what the finish of a row takes: of 65,536 it
-        # has up to `FEW_REGISTERS` a thread.
-        return 48 if rows.bitmask is None else None
+        # Twelve programs a multiprocessor, as of scans without edits, and four leave what the finish of a row takes: of
+        # 65,536 it has up to `FEW_REGISTERS` a thread.
+        return 40 if rows.bitmask is None else None
     return 72 if full and rows.bitmask is None else 96
 
 

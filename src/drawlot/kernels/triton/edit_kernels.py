@@ -190,9 +190,7 @@ def lay_next(rows, edits, row, slot, asked, ids, x, entry):
     penalised = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
     penalised = penalised - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
     x = tl.where((entry & SEEN) != 0, penalised, x)
-    at = tl.max_contiguous(overlay.new_values + line_at(row, overlay.width) + ids, [2, 4, 1])
-    # The finish reads some of them, and memory takes long for a few bytes here and there.
-    tl.store(at, x, mask=mask, eviction_policy="evict_last")
+    tl.store(tl.max_contiguous(overlay.new_values + line_at(row, overlay.width) + ids, [2, 4, 1]), x, mask=mask)
     return x
 
 

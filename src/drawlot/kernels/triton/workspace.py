@@ -49,11 +49,13 @@ def scan_registers(rows: Rows, *, full: bool) -> int | None:
     """
     if rows.edits is None:
         return None
+    # Edits that are there before, and a bitmask, are read by code that would spill what matters.
+    few = rows.edits_of is not None and rows.bitmask is None
     if rows.logits.dtype.itemsize == 4:
         # Twelve programs a multiprocessor, as of scans without edits, and four leave what the finish of a row takes: of
         # 65,536 it has up to `FEW_REGISTERS` a thread.
-        return 40 if rows.bitmask is None else None
-    return 72 if full and rows.bitmask is None else 96
+        return 40 if few else None
+    return 72 if full and few else 96
 
 
 def sets_up_early(rows: Rows) -> bool:

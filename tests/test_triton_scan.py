@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton import cut_race, sample, scan
+from drawlot.kernels.triton import cut_race, sample, scan, tile_summary
 from drawlot.kernels.triton.workspace import rows_of
 from tests.kernel_mutant import KernelMutant
 from tests.test_triton_whole_rows import interpreted, params, wanted_of_all, workspaces_made
@@ -55,10 +55,13 @@ def test_tiles_are_those_of_the_tokens(vocab_size: int, monkeypatch: pytest.Monk
         KernelMutant("padding", scan._put_found, "tile < rows.num_tiles", "tile >= 0"),
         KernelMutant("raw padding", scan._put_raw_tiles, "tile < rows.num_tiles", "tile >= 0"),
         KernelMutant(
-            "group", scan._best_group_of_slices, "(tl.arange(0, THREADS) * SIDE)", "(tl.arange(0, THREADS) * 2)"
+            "group", tile_summary._best_group_of_slices, "(tl.arange(0, THREADS) * SIDE)", "(tl.arange(0, THREADS) * 2)"
         ),
         KernelMutant(
-            "other slices", scan._best_group_of_slices, "two_highest(high, low, 2)", "two_highest(high, high, 2)"
+            "other slices",
+            tile_summary._best_group_of_slices,
+            "two_highest(high, low, 2)",
+            "two_highest(high, high, 2)",
         ),
     ],
     ids=lambda mutant: mutant.name,
@@ -72,7 +75,7 @@ def test_wrong_tiles_are_seen(mutant: KernelMutant, monkeypatch: pytest.MonkeyPa
 def sums_kernel(values, scales, found, M: tl.constexpr):
     row = tl.program_id(0)
     x = tl.load(values + (row * M + tl.arange(0, M))[:, None] * 128 + tl.arange(0, 128)[None, :])
-    sums = scan.tile_sums(x, tl.max(x, 1), tl.load(scales + row))
+    sums = tile_summary.tile_sums(x, tl.max(x, 1), tl.load(scales + row))
     tl.store(found + row * M + tl.arange(0, M), sums)
 
 
@@ -110,11 +113,11 @@ def test_sums_of_tiles_are_exact_for_all_sizes_of_values() -> None:
 @pytest.mark.parametrize(
     "mutant",
     [
-        KernelMutant("rounded offset", scan.tile_sums, "tl.exp2(rest * -1.0)", "1.0"),
-        KernelMutant("nearly 1", scan.tile_sums, "1.0 + (tl.sum(mass, 1) - unit)", "tl.sum(mass, 1)"),
-        KernelMutant("infinite offset", scan._fused_exponent, "0x7F800000, 30 << 23", "0, 30 << 23"),
-        KernelMutant("infinite slope", scan._fused_exponent, "30 << 23", "20 << 23"),
-        KernelMutant("slope too low", scan._fused_exponent, "29 << 23", "9 << 23"),
+        KernelMutant("rounded offset", tile_summary.tile_sums, "tl.exp2(rest * -1.0)", "1.0"),
+        KernelMutant("nearly 1", tile_summary.tile_sums, "1.0 + (tl.sum(mass, 1) - unit)", "tl.sum(mass, 1)"),
+        KernelMutant("infinite offset", tile_summary._fused_exponent, "0x7F800000, 30 << 23", "0, 30 << 23"),
+        KernelMutant("infinite slope", tile_summary._fused_exponent, "30 << 23", "20 << 23"),
+        KernelMutant("slope too low", tile_summary._fused_exponent, "29 << 23", "9 << 23"),
     ],
     ids=lambda mutant: mutant.name,
 )

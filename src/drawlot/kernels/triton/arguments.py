@@ -117,7 +117,7 @@ class Tiles(NamedTuple):
     """float32, sum of exp((value - tile maximum) scale), of edited rows with top_k and raw logprobs a bound of it; NaN
     where a logit or value is NaN or +inf"""
     best_groups: Tensor
-    """int32: the best group of four neighbours, and a bound of the others; see `scan.best_group`"""
+    """int32: the best group of four neighbours, and a bound of the others; see `tile_summary.best_group`"""
     raw_maxima: Tensor | None
     """Maxima and sums of raw logits at T = 1, for rows in which they differ; None: no row wants raw logprobs"""
     raw_sums: Tensor | None

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.reduce import fixed_sum_of_masses, of_fixed, running_sums, sum_two
-from drawlot.kernels.triton.scan import LOG2_E
 from drawlot.kernels.triton.states import scale_of
+from drawlot.kernels.triton.tile_summary import LOG2_E
 from drawlot.kernels.triton.values import (
     MINUS_INF,
     MINUS_INF_ORDER,

@@ -16,7 +16,7 @@ from drawlot.kernels.triton.listing import (
 )
 from drawlot.kernels.triton.pdl import follow
 from drawlot.kernels.triton.ranks import count_in_tiles, select_tiles_before
-from drawlot.kernels.triton.scan import raw_apart
+from drawlot.kernels.triton.raw_mass import raw_apart
 from drawlot.kernels.triton.slow_cut import cut_at_count
 from drawlot.kernels.triton.states import scan_scale
 from drawlot.kernels.triton.summary import ALL_COLUMNS

@@ -7,8 +7,8 @@ from drawlot.kernels.triton.lazy_race import race_lazily
 from drawlot.kernels.triton.noise import gumbel, gumbel_of_range
 from drawlot.kernels.triton.race import TARGET_TILE, log_tile_masses, z_of
 from drawlot.kernels.triton.reduce import fixed_sum_of_masses
-from drawlot.kernels.triton.scan import of_each, tile_maxima, tile_sums
 from drawlot.kernels.triton.states import scale_of
+from drawlot.kernels.triton.tile_summary import of_each, tile_maxima, tile_sums
 from drawlot.kernels.triton.values import MINUS_INF, load_values, slices_of
 
 _LOG_TILE = tl.constexpr(4.852030263919617)

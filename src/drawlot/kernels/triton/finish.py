@@ -22,9 +22,8 @@ from drawlot.kernels.triton.pdl import wait_for_previous
 from drawlot.kernels.triton.proposal import put_request
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.ranks import ask_for_rank, count_or_leave_rank
-from drawlot.kernels.triton.raw_mass import log_row_mass, raw_law
+from drawlot.kernels.triton.raw_mass import log_row_mass, raw_apart, raw_law
 from drawlot.kernels.triton.reduce import largest_of_two
-from drawlot.kernels.triton.scan import GROUPS, group_of, raw_apart
 from drawlot.kernels.triton.states import asked_of_scan, filters_of, noise_key, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import (
     ALL_COLUMNS,
@@ -38,6 +37,7 @@ from drawlot.kernels.triton.summary import (
     put_cut,
 )
 from drawlot.kernels.triton.sure_winner import look_again, wins_surely
+from drawlot.kernels.triton.tile_summary import GROUPS, group_of
 from drawlot.kernels.triton.top_of_list import draws_without, put_own, put_top, put_top_aside, wants_a_list
 from drawlot.kernels.triton.values import (
     GROUP,

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from drawlot.kernels.triton.reduce import span_and_moments, span_moments_and_largest, sum_two
 from drawlot.kernels.triton.refused import allowed
-from drawlot.kernels.triton.scan import GROUPS, group_of, others_of
+from drawlot.kernels.triton.tile_summary import GROUPS, group_of, others_of
 from drawlot.kernels.triton.values import (
     GROUP,
     LAST_ID,

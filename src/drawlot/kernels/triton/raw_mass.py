@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.reduce import sum_of_masses
-from drawlot.kernels.triton.scan import LOG2_E
-from drawlot.kernels.triton.values import MINUS_INF
+from drawlot.kernels.triton.tile_summary import LOG2_E
+from drawlot.kernels.triton.values import MINUS_INF, is_edited
 
 
 @triton.jit
@@ -26,3 +26,9 @@ def raw_law(tiles, at, exists, maxima, sums, row_max, is_apart):
         sums = tl.load(tiles.raw_sums + at, mask=exists, other=0.0)
         row_max = tl.max(maxima)
     return row_max, log_row_mass(maxima, sums, row_max), maxima
+
+
+@triton.jit
+def raw_apart(rows, scale, row):
+    """Whether raw logprobs need sums of their own, the row's being tempered or edited; scale: of the scan."""
+    return (scale != 1.0) | is_edited(rows, row)

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.scan import best_group, tile_sums
 from drawlot.kernels.triton.states import scan_scale
+from drawlot.kernels.triton.tile_summary import best_group, tile_sums
 from drawlot.kernels.triton.values import MINUS_INF, TILE, ids_of, load_values, touches, under_overlay
 
 

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.bracket import min_p_line
-from drawlot.kernels.triton.scan import LOG2_E
 from drawlot.kernels.triton.states import scale_of
+from drawlot.kernels.triton.tile_summary import LOG2_E
 from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,

@@ -8,8 +8,7 @@ from drawlot.kernels.triton.decided import ONE_SHARE, decide
 from drawlot.kernels.triton.from_list import begin_list, has_top, list_row
 from drawlot.kernels.triton.listing import clear_list, ranks_of_list, survey, value_and_token
 from drawlot.kernels.triton.pdl import wait_for_previous
-from drawlot.kernels.triton.raw_mass import raw_law
-from drawlot.kernels.triton.scan import raw_apart
+from drawlot.kernels.triton.raw_mass import raw_apart, raw_law
 from drawlot.kernels.triton.states import filters_of, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import ALL_COLUMNS
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, MINUS_INF_ORDER, is_edited, load_raw, value_of

@@ -10,9 +10,9 @@ from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.race import log_tile_masses, race_of_range, z_of
 from drawlot.kernels.triton.reduce import first_largest
 from drawlot.kernels.triton.refused import load_allowed
-from drawlot.kernels.triton.scan import tile_sums
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import LISTED
+from drawlot.kernels.triton.tile_summary import tile_sums
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of
 from drawlot.kernels.triton.verification.leftover import is_kept, leftover_of, load_draft_logits
 from drawlot.kernels.triton.verification.requests import tile_stream, token_stream

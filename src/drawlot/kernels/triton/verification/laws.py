@@ -11,9 +11,9 @@ from drawlot.kernels.triton.listing import clear_list
 from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.pdl import follow, let_next_start, wait_for_previous
 from drawlot.kernels.triton.refused import without_refused
-from drawlot.kernels.triton.scan import LOG2_E
 from drawlot.kernels.triton.states import filters_of, scale_of, temperature_of
 from drawlot.kernels.triton.summary import LISTED, NO_TOKEN, WHOLE
+from drawlot.kernels.triton.tile_summary import LOG2_E
 from drawlot.kernels.triton.together import count_up, is_last, wait_for
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, MINUS_INF_ORDER
 from drawlot.kernels.triton.verification.acceptance import (

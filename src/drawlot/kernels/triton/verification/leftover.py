@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.scan import LOG2_E
+from drawlot.kernels.triton.tile_summary import LOG2_E
 from drawlot.kernels.triton.values import MINUS_INF, load_logits
 
 

@@ -3,9 +3,10 @@
 import triton
 import triton.language as tl
 
+from drawlot.kernels.triton.raw_mass import raw_apart
 from drawlot.kernels.triton.refused import load_allowed
-from drawlot.kernels.triton.scan import LOG2_E, raw_apart
 from drawlot.kernels.triton.states import scan_scale
+from drawlot.kernels.triton.tile_summary import LOG2_E
 from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE
 from drawlot.kernels.triton.verification.judge import law_of
 from drawlot.outputs import RowStatus

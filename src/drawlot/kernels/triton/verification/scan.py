@@ -4,7 +4,8 @@ import triton
 import triton.language as tl
 
 from drawlot.kernels.triton.pdl import let_next_start
-from drawlot.kernels.triton.scan import LOG2_E, scan_block, tile_maxima, tile_sums
+from drawlot.kernels.triton.scan import scan_block
+from drawlot.kernels.triton.tile_summary import LOG2_E, tile_maxima, tile_sums
 from drawlot.kernels.triton.values import MINUS_INF, load_all_logits, slices_of
 from drawlot.kernels.triton.verification.judge import judge_row
 from drawlot.kernels.triton.verification.requests import load_drafts, looks_at_q, rows_of_request

@@ -37,6 +37,15 @@ for method, form, V, dtype, wide, params in {}:
     laws = {{"point": (), "dense": (q,), "lse": (q, lse), "sparse": (q,)}}[form]
     verifier(torch.zeros(10, V, dtype=getattr(torch, dtype)), rows, torch.zeros((2, K), dtype=torch.int64), *laws)
 """
+LAID_BEFORE = """
+from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SparseBias
+n, V = 2, {}
+zeros, ones = torch.zeros(n, dtype=torch.int64), torch.ones(n, dtype=torch.float64)
+params = RowParams(ones, zeros + 5, ones, 0 * ones, zeros, zeros, zeros, zeros)
+edits = Edits(bias=SparseBias(torch.arange(n), zeros + 9, torch.ones(n)))
+wanted = LogprobsWanted("raw_logprobs", zeros == 0, zeros, zeros.unsqueeze(1)[:, :0], 0)
+sample.sample_rows(torch.zeros(n, V, dtype=torch.{}), params, edits, wanted)
+"""
 OF_FINISH = ["finish_kernel"] * 3 + ["whole_rows_kernel"]
 
 
@@ -103,22 +112,12 @@ def test_programs_of_a_scan_with_edits_find_places() -> None:
     assert 4 * 128 * given + 256 * 160 <= 65_536
 
 
-LAID_BEFORE = """
-from drawlot.kernels.inputs import Edits, RowParams, SparseBias
-n, V = 2, 128_256
-zeros, ones = torch.zeros(n, dtype=torch.int64), torch.ones(n, dtype=torch.float64)
-params = RowParams(ones, zeros + 5, ones, 0 * ones, zeros, zeros, zeros, zeros)
-edits = Edits(bias=SparseBias(torch.arange(n), zeros + 9, torch.ones(n)))
-sample.sample_rows(torch.zeros(n, V), params, edits, None)
-"""
-
-
 def test_scans_with_edits_spill_little() -> None:
-    """Under CI's version 9 and 14 registers, and none where edits are laid over rows before."""
+    """Under CI's version 9 and 14 registers, and of float32 none where edits are laid over rows before."""
     for dtype, most in (("float32", 12), ("bfloat16", 18)):
         for form in forms_of_scan("logprobs=0, repetition_penalty=1.2", dtype):
             assert form.count("STL") <= most
-    assert "STL" not in disassembled(LAID_BEFORE, "scan_kernel")
+    assert "STL" not in disassembled(LAID_BEFORE.format(128_256, "float32"), "scan_kernel")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -177,15 +176,7 @@ def test_requests_with_edits() -> None:
 
 
 def test_rows_with_edits() -> None:
-    script = """
-from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SparseBias
-n, V = 2, 1000
-zeros, ones = torch.zeros(n, dtype=torch.int64), torch.ones(n, dtype=torch.float64)
-params = RowParams(ones, zeros + 5, ones, 0 * ones, zeros, zeros, zeros, zeros)
-edits = Edits(bias=SparseBias(torch.arange(n), zeros + 9, torch.ones(n)))
-wanted = LogprobsWanted("raw_logprobs", zeros == 0, zeros, zeros.unsqueeze(1)[:, :0], 0)
-sample.sample_rows(torch.zeros(n, V, dtype=torch.bfloat16), params, edits, wanted)
-"""
+    script = LAID_BEFORE.format(1000, "bfloat16")
     assert compiled(script) == ["asked_kernel", "scan_kernel", "scan_kernel", *OF_FINISH]
 
 

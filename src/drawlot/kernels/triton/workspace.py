@@ -49,7 +49,7 @@ def scan_registers(rows: Rows, *, full: bool) -> int | None:
     """
     if rows.edits is None:
         return None
-    # Edits that are there before, and a bitmask, are read by code that would spill what matters.
+    # Edits that are laid over rows before, and a bitmask, take more: by so few they would spill many.
     few = rows.edits_of is not None and rows.bitmask is None
     if rows.logits.dtype.itemsize == 4:
         # Twelve programs a multiprocessor, as of scans without edits, and four leave what the finish of a row takes: of

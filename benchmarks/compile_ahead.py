@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import cache, driver
 
 from benchmarks import verify_gpu
-from benchmarks.gpu_proof import ahead, long_equality, steps_equality
+from benchmarks.gpu_proof import ahead, long_equality
 from benchmarks.gpu_proof.proof import Setting
 from benchmarks.gpu_proof.random_rows import random_batch
 from benchmarks.variants_gpu import VERIFIED, VOCAB_SIZE, parts_of
@@ -97,7 +97,7 @@ def compile_case(name: str) -> None:
         backend = registry.get_backend("triton", cpu)
         if form is None:
             setting = Setting(backend, cpu, small=False)
-            steps_equality.compile_plays(setting, vocab_size, long_equality.MODE_OF_PLAYS, long_equality.SEED_OF_PLAYS)
+            long_equality.compile_plays(setting, vocab_size)
             return
         batch = random_batch(torch.Generator().manual_seed(0), _ROWS, vocab_size, form)
         with compiling_ahead():

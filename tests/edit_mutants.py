@@ -23,7 +23,7 @@ ALL = [
     KernelMutant("the allowed are all", _LAYS, "(flags & ALLOWED) != 0:", "(flags & ALLOWED) < 0:"),
     KernelMutant("bad words forgotten", _LAYS, "(flags & ENDS_BAD_WORD) != 0:", "(flags & ENDS_BAD_WORD) < 0:"),
     KernelMutant("bias forgotten", _LAYS, "(flags & BIASED) != 0:", "(flags & BIASED) < 0:"),
-    KernelMutant("the prompt is present", _LAYS, "tl.where(count > 0, presence, 0.0)", "presence"),
+    KernelMutant("the prompt is present", edit_kernels.penalised, "tl.where(count > 0, presence, 0.0)", "presence"),
     KernelMutant(
         "who edits nothing has another's edits",
         scan.scan_block,

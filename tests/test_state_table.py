@@ -19,7 +19,7 @@ NUM_STATES = 300
 def add(table: StateTable, states: range, top_k: int) -> None:
     """Stages requests, told apart by top_k."""
     for state in states:
-        table.add_request(state, Request(1.0, 0.5, 0.0, top_k + state, 0, 0, None, (), None), -1)
+        table.add_request(state, Request(1.0, 0.5, 0.0, top_k + state, 0, 0, None, (), None), -1, lowered=False)
 
 
 def late(table: StateTable) -> list[Callable[[], None]]:
@@ -102,11 +102,13 @@ def test_the_scan_is_told_its_scale_and_what_raw_logprobs_need() -> None:
 def test_the_scan_is_told_who_edits() -> None:
     table = StateTable(3, torch.device("cpu"))
     for state, slot in ((0, -1), (1, 0), (2, 4000)):
-        table.add_request(state, Request(0.8, 1.0, 0.0, 0, 0, 0, 0, (), None), slot)
+        request = Request(0.8, 1.0, 0.0, 0, 0, 0, 0, (), None)
+        table.add_request(state, request, slot, lowered=state == 2)
     table.apply_staged_writes()
     asked = table.table[ASKED]
-    assert (asked >> 35).tolist() == [0, 1, 4001]
+    assert (asked >> 36).tolist() == [0, 1, 4001]
+    assert ((asked >> 35) & 1).tolist() == [0, 0, 1]
     assert (asked.to(torch.int32).view(torch.float32).tolist(), ((asked >> 32) & 3).tolist()) == ([1.25] * 3, [2] * 3)
     table.remove_request(2)
     table.apply_staged_writes()
-    assert (asked >> 35).tolist() == [0, 1, 0]
+    assert (asked >> 35).tolist() == [0, 2, 0]

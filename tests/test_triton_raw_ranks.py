@@ -76,11 +76,15 @@ def compare(*columns: int) -> None:
 
 
 def draw_past_two_penalised() -> None:
-    """Two neighbours are penalised, of which the first was the best token: what is drawn is the second of the row."""
+    """Two neighbours are penalised, of which the first was the best token: what is drawn is the second of the row.
+
+    A bias has the row laid over, as penalties alone do not.
+    """
     logits = torch.full((1, V), -6.0, device=DEVICE)
     logits[0, [0, 1, 200]] = torch.tensor([10.0, 1.0, 5.0], device=DEVICE)
     sampler = Sampler(1, V, device=DEVICE, backend="triton")
-    sampler.add_request(0, SamplingParams(top_k=1, seed=0, logprobs=0, repetition_penalty=3.0), [0, 1])
+    edits = {"repetition_penalty": 3.0, "logit_bias": {V - 1: -1.0}}
+    sampler.add_request(0, SamplingParams(top_k=1, seed=0, logprobs=0, **edits), [0, 1])
     out = sampler(logits, rows_of([0], [2]))
     assert (out.token_ids.tolist(), out.logprobs.selected_token_ranks.tolist()) == ([200], [2])
 
@@ -121,12 +125,12 @@ WRONG = [
     ),
     KernelMutant("one tile twice", ranks._count_in_pairs, "(last > first)[:, None]", "(last >= first)[:, None]"),
     KernelMutant("two tiles of a line", ranks.count_or_leave_rank, "while most > 2:", "while most > 99:"),
-    KernelMutant("the edited value", from_list.draw_from_list, "token == winner, raw,", "token == winner, value,"),
+    KernelMutant("the edited value", from_list.draw_from_list, "noises, order_of(raw)", "noises, order_of(value)"),
     KernelMutant(
         "the edited value without a list", ranks.count_or_leave_rank, "own, own >= 0, True)", "own, own >= 0, False)"
     ),
     KernelMutant("too few tiles", ranks.may_have_before, "maxima >= x", "maxima >= x + 1.0"),
-    KernelMutant("raw tiles of edited rows", finish.finish_kernel, "(has_bounds | (scale", "((row < 0) | (scale"),
+    KernelMutant("raw tiles of edited rows", finish.finish_kernel, "((edit_slot >= 0) | (scale", "((row < 0) | (scale"),
     KernelMutant("the list's for all", from_list.draw_from_list, "order_of(raw_of_winner) > bound", "row >= 0"),
     KernelMutant("not above raw ones", scan._edited, "tl.maximum(before, value)", "value"),
     KernelMutant("not above edited ones", scan._edited, "tl.maximum(before, value)", "before"),

@@ -29,6 +29,8 @@ _ROWS_OF_EXCUSES = 220_000
 """As many as the proof of equality compares at least, of which it excuses `MOST_EXCUSED`"""
 MODE_OF_PLAYS, SEED_OF_PLAYS = "raw_logprobs", 4
 """Of the first one; later seeds are multiples of 4, too, none of which has float64 noise"""
+_PLAYS_AHEAD = 5
+"""So many launch all that plays launch: the first ones may have no bitmask"""
 _MOST_ROWS, _TOKENS = 4096, 30_000_000
 """Of a batch"""
 
@@ -68,12 +70,18 @@ def play_steps(setting: Setting, vocab_size: int, seconds: float, seed: int) -> 
     """Plays of a sampler's steps against the oracle, one at least; how many rows, wrong ones, and excused ones."""
     proof, excused, rows = Proof("steps"), [], 0
     seed = SEED_OF_PLAYS + 4 * seed
-    steps_equality.compile_plays(setting, vocab_size, MODE_OF_PLAYS, seed)
+    compile_plays(setting, vocab_size, seed)
     end = time.monotonic() + seconds
     while not rows or time.monotonic() < end:
         rows += steps_equality.play(setting, proof, vocab_size, MODE_OF_PLAYS, seed, excused)
         seed += 4
     return rows, sum(check["wrong"] for check in proof.checks), len(excused), None
+
+
+def compile_plays(setting: Setting, vocab_size: int, seed: int = SEED_OF_PLAYS) -> None:
+    """What the first plays launch: later ones mostly nothing else."""
+    for number in range(_PLAYS_AHEAD):
+        steps_equality.compile_plays(setting, vocab_size, MODE_OF_PLAYS, seed + 4 * number)
 
 
 def most_excused(rows: int) -> int:

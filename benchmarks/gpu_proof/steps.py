@@ -1,6 +1,7 @@
 """Steps of a sampler whose requests come and go: any parameters, drafts, padding rows, long histories, bad words."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from benchmarks.gpu_proof.bits import drawn_rows
 from benchmarks.gpu_proof.kinds_of_logits import random_logits
 from benchmarks.gpu_proof.proof import Setting
-from drawlot import LogitsRows, Sampler
+from drawlot import LogitsRows, Sampler, SamplingParams
 from drawlot.kernels.inputs import SampledRows
 from tests.cases import random_batch
 
@@ -53,6 +54,8 @@ class Script:
             if self._rng.random() < 0.1:
                 prompt = self._rng.integers(0, self.vocab_size, 700).tolist()
             words = self._bad_words(output)
+            if self._rng.random() < 0.4:
+                params, words = self._lowered(params), []
             self._length[row] = len(prompt) + len(output)
             for sampler in samplers:
                 sampler.add_request(row, params, prompt, output, choice, words)
@@ -91,6 +94,20 @@ class Script:
                 self._length[request] += int(num_sampled[i])
         for sampler in samplers:
             sampler.commit(rows.idx_mapping, self._upload(table), self._upload(num_sampled).to(torch.int32))
+
+    def _lowered(self, params: SamplingParams) -> SamplingParams:
+        """The same with penalties that lower values, few tokens kept, and no other edits."""
+        return replace(
+            params,
+            temperature=max(params.temperature, 1e-3),
+            top_k=int(self._rng.choice([1, 2, 5, 20, 50, 127, 128])),
+            repetition_penalty=float(self._rng.choice([1.0, 1.2, 3.0])),
+            frequency_penalty=float(self._rng.choice([0.0, 0.5])),
+            presence_penalty=float(self._rng.choice([0.0, 1.5])),
+            logit_bias=None,
+            allowed_token_ids=None,
+            min_tokens=0,
+        )
 
     def _bad_words(self, output: list[int]) -> list[list[int]]:
         """Words of one token, and longer ones of which the output so far ends with all but the last token."""

@@ -29,9 +29,10 @@ class Overlay(NamedTuple):
     """The values of tokens that edits touch, laid over the logits on load."""
 
     kind: Tensor
-    """int32 [N]: 0 = nothing edited, 1 = touched tokens have new values, 2 = and the others may not be drawn"""
+    """int32 [N]: 0 = nothing edited, 1 = touched tokens have new values, 2 = and the others may not be drawn; below 0:
+    no more than the tables of edits says of it, see `lowered`"""
     touched: Tensor
-    """int32 [N, words]: bit id & 31 of word id >> 5; defined where `kind` is not 0"""
+    """int32 [N, words]: bit id & 31 of word id >> 5; defined where `kind` is above 0"""
     new_values: Tensor
     """float32 [N, width], defined where touched"""
     words: int
@@ -129,7 +130,8 @@ class Tiles(NamedTuple):
     undrawn: Tensor | None = None
     """int32 [N]: 1 where nobody asks for the token of a row that is read whole; None: all tokens are asked for"""
     edit_bounds: Tensor | None = None
-    """int32 [N, stride], of edited rows: an order that no touched token of a tile exceeds; None: nobody asks"""
+    """int32 [N, stride], of edited rows: an order that no touched token of a tile exceeds; of those that are `lowered`
+    what `lowered.lows_of` returns; None: nobody asks"""
 
 
 class Lists(NamedTuple):

@@ -24,6 +24,7 @@ from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
     MINUS_INF_ORDER,
+    kind_of,
     order_of,
 )
 
@@ -222,5 +223,6 @@ def _list_from(
     """Lists the tokens that are not after a cut; returns what `list_tokens` does."""
     clear_list(lists, row, ROOM)
     select_groups(lists, row, orders, best_groups, cut_order, cut_id)
-    begun = begin_groups(rows, row, lists, RAW, ROOM, BLOCK)
-    return list_tokens(rows, None, row, lists, begun, cut_order, cut_id, RAW, ROOM, BLOCK)
+    kind = kind_of(rows, row)
+    begun = begin_groups(rows, row, kind, lists, RAW, ROOM, BLOCK)
+    return list_tokens(rows, None, row, kind, lists, begun, cut_order, cut_id, RAW, ROOM, BLOCK)

@@ -65,13 +65,18 @@ def load_asked(edits, row, slot, tile, SIDE: tl.constexpr):
     The words are int32 [M, 8 / SIDE, 4], so that each thread has them at hand. SIDE: strands of a thread, side by side.
     """
     tables = edits.tables
-    num_drafts, word = tl.load(edits.local_positions + row), words_of(tile, SIDE)
-    start, exist = tables.touched + line_at(slot, tables.num_words), _exist(tables, tile)
-    touched = tl.load(_of_tiles(start, word), mask=exist, other=0)
+    num_drafts, touched = tl.load(edits.local_positions + row), load_touched(edits, slot, tile, SIDE)
     penalties = tables.penalties + slot.to(tl.int64) * 4
     repetition, frequency, presence = tl.load(penalties), tl.load(penalties + 1), tl.load(penalties + 2)
     flags = tl.load(penalties + 3).to(tl.int32)
     return touched, (num_drafts, flags, repetition, frequency, presence)
+
+
+@triton.jit
+def load_touched(edits, slot, tile, SIDE: tl.constexpr):
+    """The words of `load_asked`."""
+    start = edits.tables.touched + line_at(slot, edits.tables.num_words)
+    return tl.load(_of_tiles(start, words_of(tile, SIDE)), mask=_exist(edits.tables, tile), other=0)
 
 
 @triton.jit
@@ -186,12 +191,18 @@ def lay_next(rows, edits, row, slot, asked, ids, x, entry):
             biased = mask & ((entry & BIASED) != 0)
             at = tl.max_contiguous(tables.bias + line_at(slot, tables.vocab_size) + ids, [2, 4, 1])
             x += tl.load(at, mask=biased, other=0.0)
-    count = entry >> COUNT_SHIFT
-    penalised = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
-    penalised = penalised - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
-    x = tl.where((entry & SEEN) != 0, penalised, x)
+    x = penalised(x, entry, repetition, frequency, presence)
     tl.store(tl.max_contiguous(overlay.new_values + line_at(row, overlay.width) + ids, [2, 4, 1]), x, mask=mask)
     return x
+
+
+@triton.jit
+def penalised(x, entry, repetition, frequency, presence):
+    """Values of tokens with these entries under penalties."""
+    count = entry >> COUNT_SHIFT
+    scaled = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
+    lower = scaled - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
+    return tl.where((entry & SEEN) != 0, lower, x)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from drawlot.kernels.triton.column_values import (
 from drawlot.kernels.triton.decided import BOTH_SHARES, ONE_SHARE, decide, decide_and_leave
 from drawlot.kernels.triton.from_list import begin_list, draw_from_list, mass_for_top_p, may_hold, need_of
 from drawlot.kernels.triton.listing import clear_list, survey, survey_beside
+from drawlot.kernels.triton.lowered import load_penalties
 from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.one_read import begin_counts
 from drawlot.kernels.triton.pdl import wait_for_previous
@@ -44,7 +45,6 @@ from drawlot.kernels.triton.values import (
     LAST_ID,
     MINUS_INF,
     MINUS_INF_ORDER,
-    is_edited,
     load_values,
     order_of,
     value_of,
@@ -125,22 +125,28 @@ def finish_kernel(
             put_first_column(all_columns, row, _NO_TOKEN, MINUS_INF, ROOM)
             tl.store(all_columns.ranks + row, 0)
             unknown_rank += ALL_COLUMNS
-    has_bounds = wants & (asked_of_scan(states, state)[4] >= 0)
+    _, _, _, _, lowered, edit_slot = asked_of_scan(states, state)
+    edit_slot = tl.where(is_row, edit_slot, -1)
+    has_bounds = (wants | lowered) & (edit_slot >= 0)
     # Edits that are laid over rows before the scan are known by their rows alone.
-    may_be_apart = wants & (has_bounds | (scale != 1.0) | (rows.edits is not None and rows.edits_of is None))
+    may_be_apart = wants & ((edit_slot >= 0) | (scale != 1.0) | (rows.edits is not None and rows.edits_of is None))
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
     if top_k <= 0:
         noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
+    CAN_BE_LOWERED: tl.constexpr = tiles.edit_bounds is not None and rows.edits_of is not None
+    penalties = load_penalties(rows, edit_slot) if CAN_BE_LOWERED else 0.0
     wait_for_previous(OVERLAP)
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
     best_groups = tl.load(tiles.best_groups + at, mask=exists, other=MINUS_INF_ORDER)
     bounds = tl.full([T], LAST_ID, tl.int32)
-    if tiles.edit_bounds is not None and rows.edits_of is not None:
+    if CAN_BE_LOWERED:
         own = tile < tl.where(has_bounds, tiles.num, 0)
         bounds = tl.load(tiles.edit_bounds + at, mask=own, other=MINUS_INF_ORDER)
-    # Early, since all that is read of the row waits for it.
-    edited = is_edited(rows, row)
+    # Early, since all that is read of the row waits for it. The scan says nothing of skipped rows.
+    kind = tl.zeros([], tl.int32)
+    if rows.edits is not None:
+        kind = tl.load(rows.edits.kind + row, mask=is_row, other=0)
     raw_maxima, raw_sums = maxima, sums
     # More are loaded where they are summed, since they would take registers until then.
     RAW_EARLY: tl.constexpr = tiles.raw_sums is not None and T <= _EARLY_TILES
@@ -148,8 +154,11 @@ def finish_kernel(
         own = tile < tl.where(may_be_apart, tiles.num, 0)
         raw_maxima = tl.load(tiles.raw_maxima + at, mask=own, other=MINUS_INF)
         raw_sums = tl.load(tiles.raw_sums + at, mask=own, other=0.0)
-        is_apart = wants & raw_apart(rows, scale, row)
+        is_apart = wants & ((scale != 1.0) | (kind > 0))
         raw_maxima, raw_sums = tl.where(is_apart, raw_maxima, maxima), tl.where(is_apart, raw_sums, sums)
+    edited, lows = kind != 0, maxima
+    if CAN_BE_LOWERED:
+        lows = tl.where(kind < 0, value_of(bounds), maxima)
     if is_row == 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0.0, 0.0)
         tl.store(summary.rank + row, unknown_rank)
@@ -160,10 +169,16 @@ def finish_kernel(
     # A bad tile is above all others.
     raw_highest, bound = tl.zeros([], tl.int32), tl.full([], LAST_ID, tl.int32)
     if RAW_EARLY:
-        found, raw_highest, bound = survey_beside(maxima, sums != sums, order_of(raw_maxima), bounds)
+        found, raw_highest, bound = survey_beside(lows, sums != sums, order_of(raw_maxima), bounds)
     else:
-        found = survey(maxima, sums != sums)
+        found = survey(lows, sums != sums)
     highest, lowest, num_tiles, _, _ = found
+    has_line = row >= 0
+    if CAN_BE_LOWERED:
+        if (kind < 0) & (num_tiles == 0) & (highest != LAST_ID):
+            # It may have tokens all the same.
+            highest, has_line = order_of(tl.max(maxima)), row < 0
+            num_tiles = (highest > MINUS_INF_ORDER).to(tl.int32)
     if (highest == LAST_ID) | (num_tiles == 0):
         put(drawn, summary, row, -1, tl.where(highest == LAST_ID, _NONFINITE, _EMPTY), NO_TOKEN, 0.0, 0.0)
         tl.store(summary.rank + row, unknown_rank)
@@ -176,7 +191,7 @@ def finish_kernel(
     # A row whose filters keep everything draws as one without filters, to the bit: where its tokens fit, both list.
     row_mass = mass_for_top_p(maxima, sums, row_max, temperature, (top_k, top_p, min_p))
     may_list = may_hold(row_mass, (top_k, top_p, min_p), ROOM)
-    draws_from_list = (temperature != 0) & ((filtered & may_list) | (num_tiles <= ROOM))
+    draws_from_list = (temperature != 0) & ((filtered & may_list) | (num_tiles <= ROOM)) & has_line
     # Edits move tokens of raw logits: their ranks are to be counted.
     is_known = (edited == 0) if RAW else is_row
     asks = wants & (is_known == 0)
@@ -190,7 +205,19 @@ def finish_kernel(
     begun = found[0], num_tiles, num_tiles, no_group, no_value, no_group, no_value
     if lists_it:
         begun = begin_list(
-            rows, None, row, lists, maxima, best_groups, found, need, temperature, (top_k, top_p, min_p), T, ROOM, BLOCK
+            rows,
+            None,
+            row,
+            kind,
+            lists,
+            (maxima, best_groups, lows),
+            found,
+            need,
+            temperature,
+            (top_k, top_p, min_p),
+            T,
+            ROOM,
+            BLOCK,
         )
     # While tokens are being loaded. Who wants no logprobs goes on without it.
     raw_max, raw_log_mass = row_max, row_max
@@ -202,7 +229,7 @@ def finish_kernel(
             else:
                 is_apart = raw_apart(rows, scale, row)
                 raw_max, raw_log_mass, raw_maxima = raw_law(tiles, at, exists, maxima, sums, row_max, is_apart)
-                if has_bounds:
+                if has_bounds & (kind > 0):
                     bound = tl.max(bounds)
             tl.store(summary.floats + 2 * summary.num_rows + row, raw_max)
             tl.store(summary.floats + 3 * summary.num_rows + row, raw_log_mass)
@@ -230,6 +257,8 @@ def finish_kernel(
             drawn,
             summary,
             row,
+            kind,
+            penalties,
             begun,
             row_max,
             temperature,

@@ -15,6 +15,7 @@ from drawlot.kernels.triton.column_values import (
 from drawlot.kernels.triton.decided import decide
 from drawlot.kernels.triton.listing import (
     begin_groups,
+    comes_before,
     line_of,
     list_tokens,
     ranks_of_list,
@@ -22,15 +23,32 @@ from drawlot.kernels.triton.listing import (
     survey,
     value_and_token,
 )
+from drawlot.kernels.triton.lowered import lower_list, slot_of_lowered, without_touched
 from drawlot.kernels.triton.noise import gumbel
 from drawlot.kernels.triton.pdl import let_next_start
 from drawlot.kernels.triton.race import TARGET_TILE, TARGET_TOKEN, z_of
-from drawlot.kernels.triton.reduce import FIXED_POINT, element_of, of_fixed, sum_by_tile, total_of, winner_of
+from drawlot.kernels.triton.reduce import (
+    FIXED_POINT,
+    element_of,
+    first_largest,
+    of_fixed,
+    sum_by_tile,
+    total_of,
+    winner_of,
+)
 from drawlot.kernels.triton.refused import load_allowed
 from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import ALL_COLUMNS, LISTED, put
 from drawlot.kernels.triton.sure_winner import keeps_list
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, TILE, ids_of, load_raw, order_of, value_of
+from drawlot.kernels.triton.values import (
+    LAST_ID,
+    MINUS_INF,
+    TILE,
+    ids_of,
+    load_raw,
+    order_of,
+    value_of,
+)
 
 _WITHOUT_TOP_K = tl.constexpr(64)
 """Tokens that the list of a row without top_k holds at least"""
@@ -80,9 +98,9 @@ def begin_list(
     rows,
     refused,
     row,
+    kind,
     lists,
-    maxima,
-    best_groups,
+    of_tiles,
     found,
     need,
     temperature,
@@ -93,25 +111,30 @@ def begin_list(
 ):
     """Draws a line that all tokens reach which the row may keep, and begins to load what may reach it.
 
-    refused: as for `load_allowed`; maxima, best_groups: [T], of the row's tiles; found: what `survey` says of them;
-    need: how many tokens reach the line at least; filters: of `filters_of`. Returns the line, an order (-LAST_ID: the
-    row has no token below), and what `begin_groups` returns.
+    refused: as for `load_allowed`; kind: of `kind_of`, below 0 if the row is `lowered`; of_tiles: [T] maxima, best
+    groups, and values of tokens of theirs, mostly the maxima; found: what `survey` says of the latter; need: how many
+    tokens reach the line at least; filters: of `filters_of`. Returns the line, an order (-LAST_ID: the row has no token
+    below), and what `begin_groups` returns.
     """
     top_k, _top_p, min_p = filters
+    maxima, best_groups, lows = of_tiles
     tile = tl.arange(0, T)
-    orders = order_of(maxima)
     if T <= _FEW_TILES:
         # Fewer tiles than tokens needed: the line is drawn through the tokens themselves.
         ids = ids_of(tile)
-        x = load_allowed(rows, refused, row, ids, ids >= 0).reshape(T * TILE)
+        x = load_allowed(rows, refused, row, ids, ids >= 0)
+        if rows.edits_of is not None:
+            if kind < 0:
+                x = without_touched(rows, slot_of_lowered(kind), ids, x)
+        x = x.reshape(T * TILE)
         token_orders = order_of(x)
         line, _ = line_of(token_orders, survey(x, x != x), need)
     else:
-        line, _ = line_of(orders, found, need)
+        line, _ = line_of(order_of(lows), found, need)
     if (min_p > 0) & (top_k <= 0):
         line = tl.minimum(line, below_min_p(value_of(found[0]), temperature, min_p))
-    select_groups(lists, row, orders, best_groups, line, LAST_ID)
-    num_alone, num_crowded, group, raw, touched, new = begin_groups(rows, row, lists, False, ROOM, BLOCK)
+    select_groups(lists, row, order_of(maxima), best_groups, line, LAST_ID)
+    num_alone, num_crowded, group, raw, touched, new = begin_groups(rows, row, kind, lists, False, ROOM, BLOCK)
     return line, num_alone, num_crowded, group, raw, touched, new
 
 
@@ -122,6 +145,8 @@ def draw_from_list(
     drawn,
     summary,
     row,
+    kind,
+    penalties,
     begun,
     row_max,
     temperature,
@@ -152,20 +177,29 @@ def draw_from_list(
     And whether the row surely keeps the list otherwise; and for who `asks` the token's raw value, and whether its rank
     is told all the same.
 
-    begun: what `begin_list` returns; filters, key: what `filters_of` and `noise_key` of `states` return; row_mass: what
-    `mass_for_top_p` does; has_column: whether columns, if there are any, are to have the token; num_top: how many top
-    tokens all_columns are to have; is_told: they have all that they are to have already; asks: the rank among raw
-    values is another one, unless the token is above the bound, an order that no touched token exceeds, raw or edited:
-    then those before it are as they were; counts: whether to count the row decided as soon as the list decides it;
-    raw_max, raw_log_mass: of the raw logits.
+    kind: as for `begin_list`; penalties: of `load_penalties`; begun: what `begin_list` returns; filters, key: what
+    `filters_of` and `noise_key` of `states` return; row_mass: what `mass_for_top_p` does; has_column: whether columns,
+    if there are any, are to have the token; num_top: how many top tokens all_columns are to have; is_told: they have
+    all that they are to have already; asks: the rank among raw values is another one, unless the row is `lowered`, or
+    the token above the bound, an order that no touched token exceeds, raw or edited: then those before it are as they
+    were; counts: whether to count the row decided as soon as the list decides it; raw_max, raw_log_mass: of the raw
+    logits.
     """
     # The mass of what is kept, and the cut, are for logprobs of what is kept.
     TELLS_CUT: tl.constexpr = not RAW and (columns is not None or all_columns is not None)
-    listed, keys = list_row(rows, None, lists, row, begun, ROOM, BLOCK)
+    listed, keys = list_row(rows, None, lists, row, kind, begun, ROOM, BLOCK)
     value, token = value_and_token(keys)
-    raw = value
+    raw, lowered = value, row < 0
+    if rows.edits_of is not None:
+        lowered = kind < 0
     if RAW:
-        raw = load_raw(rows, row, token, tl.where(asks, token, LAST_ID) < LAST_ID)
+        own = load_raw(rows, row, token, tl.where(asks & (lowered == 0), token, LAST_ID) < LAST_ID)
+        raw = tl.where(lowered, value, own)
+    if rows.edits_of is not None:
+        if lowered:
+            # A touched token may have the highest value.
+            keys, row_max = lower_list(rows, lists, row, slot_of_lowered(kind), penalties, keys, ROOM)
+            value, token = value_and_token(keys)
     z = z_of(value, row_max, temperature, WIDE)
     mass = tl.exp(z)
     # Early, where other work waits for memory.
@@ -174,13 +208,14 @@ def draw_from_list(
     done, rank, num_kept, total = cut_list(lists, row, line, listed, keys, z, mass, filters, row_mass, TELLS_CUT, ROOM)
     winner, keeps, raw_of_winner, tells_rank = tl.full([], -1, tl.int32), row < 0, row_max, row < 0
     if done:
-        tells_all, leaves = row < 0, row < 0
+        tells_all, leaves, tells_rank = row < 0, row < 0, asks & lowered
         if all_columns is not None:
+            is_told = is_told | (tells_rank & wants_first(all_columns, row >= 0, num_top, ROOM))
             tells_all = has_column & has_top(num_top, listed, begun[0], all_columns, RAW, ROOM)
             leaves = (is_told | tells_all) == 0
-        if counts:
+        if counts | tells_rank:
             decide(tiles, leaves, SHARES, OVERLAP)
-        if asks:
+        elif asks:
             # What follows takes as long to begin as the rank takes to be told. It waits for the decision.
             let_next_start(OVERLAP)
         kept = rank < num_kept
@@ -190,17 +225,25 @@ def draw_from_list(
             tl.store(summary.cut_value + row + token * 0, value, mask=last)
             tl.store(summary.cut_id + row + token * 0, token, mask=last)
             log_mass = tl.log(of_fixed(total).to(z.dtype))
-        winner = race_in_list(tl.where(kept, mass, 0.0), z, kept, token, noises)
+        if RAW and rows.edits is not None:
+            # Its raw value by the same exchange.
+            winner, order = race_in_list(tl.where(kept, mass, 0.0), z, kept, token, noises, order_of(raw))
+            raw_of_winner = value_of(order)
+        else:
+            winner = race_in_list(tl.where(kept, mass, 0.0), z, kept, token, noises, None)
         if RAW:
             if asks:
-                raw_of_winner = tl.max(tl.where(token == winner, raw, MINUS_INF))
-                tells_rank = order_of(raw_of_winner) > bound
-                if tells_rank:
-                    has_column, tells_first = row >= 0, row >= 0
+                if lowered:
+                    # All tokens are listed that come before it among raw ones.
+                    rank = token * 0 + tl.sum(comes_before(raw, token, raw_of_winner, winner).to(tl.int32))
+                    value = raw
+                elif order_of(raw_of_winner) > bound:
+                    tells_rank, tells_first = row >= 0, row >= 0
                     if all_columns is not None:
                         tells_first = wants_first(all_columns, row >= 0, num_top, ROOM)
                         is_told = tells_first
                     decide(tiles, tells_first == 0, SHARES, OVERLAP)
+                has_column = tells_rank
         put(drawn, summary, row, winner, 0, LISTED, row_max, log_mass)
         if columns is None and all_columns is None:
             tl.store(summary.rank + row + token * 0, rank + 1, mask=token == winner)
@@ -239,14 +282,14 @@ def has_top(num_top, listed, line, columns, RAW: tl.constexpr, ROOM: tl.constexp
 
 
 @triton.jit
-def list_row(rows, refused, lists, row, begun, ROOM: tl.constexpr, BLOCK: tl.constexpr):
+def list_row(rows, refused, lists, row, kind, begun, ROOM: tl.constexpr, BLOCK: tl.constexpr):
     """How many tokens reach the line, and the keys of the list, of which there is more if they are too many.
 
-    refused: as for `load_allowed`; begun: what `begin_list` returns.
+    refused: as for `load_allowed`; kind: of `kind_of`; begun: what `begin_list` returns.
     """
     line, num_alone, num_crowded, group, raw, touched, new = begun
     begun = num_alone, num_crowded, group, raw, touched, new
-    return list_tokens(rows, refused, row, lists, begun, line, LAST_ID, False, ROOM, BLOCK)
+    return list_tokens(rows, refused, row, kind, lists, begun, line, LAST_ID, False, ROOM, BLOCK)
 
 
 @triton.jit
@@ -316,8 +359,8 @@ def cut_list(
 
 
 @triton.jit
-def race_in_list(weight, z, kept, token, noises):
-    """The token of a list that wins: first by its tile's weight, then inside the tile by z.
+def race_in_list(weight, z, kept, token, noises, payload):
+    """The token of a list that wins: first by its tile's weight, then inside the tile by z; and its payload, if any.
 
     weight: of the tokens, 0 where not kept; noises: what `noises_of_list` returns.
     """
@@ -325,4 +368,9 @@ def race_in_list(weight, z, kept, token, noises):
     # The last token of a tile has the tile's mass and wins over those before it, whose noise is the same.
     log_masses = tl.log(sum_by_tile(weight, tile))
     best = winner_of(tl.where(kept, log_masses, MINUS_INF) + noises[0], tile)
-    return winner_of(tl.where(kept & (tile == best), z, MINUS_INF) + noises[1], token)
+    keys = tl.where(kept & (tile == best), z, MINUS_INF) + noises[1]
+    if payload is None:
+        winner = winner_of(keys, token)
+    else:
+        winner = first_largest(keys, token, payload)
+    return winner

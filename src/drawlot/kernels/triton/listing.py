@@ -180,11 +180,14 @@ def load_numbers(lists, row):
 
 
 @triton.jit
-def begin_groups(rows, row, lists, RAW: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr):
-    """What `load_numbers` returns, and what `load_groups` returns of the first ones; a barrier comes before."""
+def begin_groups(rows, row, kind, lists, RAW: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr):
+    """What `load_numbers` returns, and what `load_groups` returns of the first ones; a barrier comes before.
+
+    kind: of `kind_of`, which who has it does not load behind what comes in turn.
+    """
     tl.debug_barrier()
     num_alone, num_crowded = load_numbers(lists, row)
-    group, raw, touched, new = load_groups(rows, row, lists, 0, num_alone, num_crowded, RAW, ROOM, BLOCK)
+    group, raw, touched, new = load_groups(rows, row, kind, lists, 0, num_alone, num_crowded, RAW, ROOM, BLOCK)
     return num_alone, num_crowded, group, raw, touched, new
 
 
@@ -192,6 +195,7 @@ def begin_groups(rows, row, lists, RAW: tl.constexpr, ROOM: tl.constexpr, BLOCK:
 def load_groups(
     rows,
     row,
+    kind,
     lists,
     start,
     num_alone,
@@ -216,12 +220,12 @@ def load_groups(
     # Without edits they are anything, since a loop carries them.
     touched, new = group, raw
     if rows.edits is not None and not RAW:
-        touched, new = load_edits_of_groups(rows.edits, row, group, _ids_of_groups(group), exists)
+        touched, new = load_edits_of_groups(rows.edits, row, kind, group, _ids_of_groups(group), exists)
     return group, raw, touched, new
 
 
 @triton.jit
-def values_of_groups(rows, refused, row, group, raw, touched, new, RAW: tl.constexpr):
+def values_of_groups(rows, refused, row, kind, group, raw, touched, new, RAW: tl.constexpr):
     """Values of groups [BLOCK, 4], -inf where there is no group; the others: what `load_groups` returns.
 
     Put together where they are needed, since who edits a row would wait for its edits elsewhere. refused: as for
@@ -230,7 +234,7 @@ def values_of_groups(rows, refused, row, group, raw, touched, new, RAW: tl.const
     x = raw
     if not RAW:
         ids = _ids_of_groups(group)
-        x = allowed(rows, refused, row, with_edits_of_groups(rows, row, group, ids, x, touched, new), ids)
+        x = allowed(rows, refused, row, with_edits_of_groups(rows, kind, group, ids, x, touched, new), ids)
     return x
 
 
@@ -244,6 +248,7 @@ def list_tokens(
     rows,
     refused,
     row,
+    kind,
     lists,
     begun,
     cut_order,
@@ -254,7 +259,7 @@ def list_tokens(
 ):
     """Lists the tokens of the selected groups that are not after (cut_order, cut_id).
 
-    refused: as for `values_of_groups`; begun: what `begin_groups` returns.
+    refused: as for `values_of_groups`; kind: of `kind_of`; begun: what `begin_groups` returns.
 
     Returns how many tokens there are, counting on to the block where the room ends, and the keys of all slots: if
     there are more than these, anything.
@@ -269,11 +274,13 @@ def list_tokens(
     keys = tl.full([ROOM], NO_KEY, tl.int64)
     start = 0
     while (start < num_slots) & (listed <= ROOM):
-        ids, own = _ids_of_groups(group), values_of_groups(rows, refused, row, group, raw, touched, new, RAW)
+        ids, own = _ids_of_groups(group), values_of_groups(rows, refused, row, kind, group, raw, touched, new, RAW)
         start += BLOCK
         if start < num_slots:
             # While these are listed.
-            group, raw, touched, new = load_groups(rows, row, lists, start, num_alone, num_crowded, RAW, ROOM, BLOCK)
+            group, raw, touched, new = load_groups(
+                rows, row, kind, lists, start, num_alone, num_crowded, RAW, ROOM, BLOCK
+            )
         kept = own >= cut_value
         if cut_id != LAST_ID:
             kept = kept & ((own != cut_value) | (ids <= cut_id))

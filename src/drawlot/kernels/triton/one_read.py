@@ -8,6 +8,8 @@ top_k are left: a sample says too badly where few tokens end.
 import triton
 import triton.language as tl
 
+from drawlot.kernels.triton.column_values import put_column
+from drawlot.kernels.triton.lowered import slot_of_lowered
 from drawlot.kernels.triton.proposal import (
     EACH,
     FIRST,
@@ -19,9 +21,11 @@ from drawlot.kernels.triton.proposal import (
     propose,
     request_of,
 )
+from drawlot.kernels.triton.scan import lay_row
 from drawlot.kernels.triton.settling import MARGIN, float_at, leave_for_cut, proposal_at, put_token
-from drawlot.kernels.triton.summary import NUM_SETTLED
+from drawlot.kernels.triton.summary import NO_TOKEN, NUM_SETTLED, put
 from drawlot.kernels.triton.together import count_up, is_last_of, wait_for
+from drawlot.kernels.triton.values import MINUS_INF
 from drawlot.kernels.triton.weigh_proposals import (
     BEFORE,
     FROM_LINE,
@@ -33,6 +37,13 @@ from drawlot.kernels.triton.weigh_proposals import (
     load_part,
     weigh,
 )
+from drawlot.outputs import RowStatus
+
+_EMPTY = tl.constexpr(int(RowStatus.EMPTY_SUPPORT))
+_IS_EMPTY = tl.constexpr(-1)
+"""In the place of how many proposals there are: the row has no token"""
+_LAID_TILES = tl.constexpr(32)
+"""That a row is laid over at a time"""
 
 
 @triton.jit
@@ -43,14 +54,25 @@ def begin_counts(whole, slot):
 
 
 @triton.jit
-def begin_row(rows, tiles, lists, whole, slot, WIDE: tl.constexpr, T: tl.constexpr, ROOM: tl.constexpr):
-    """Has a row make its proposals, or none."""
+def begin_row(rows, tiles, lists, whole, summary, slot, WIDE: tl.constexpr, T: tl.constexpr, ROOM: tl.constexpr):
+    """Has a row make its proposals, or none; says if it has no token, and lays it over if that has been put off."""
     request = request_of(whole, slot)
     top_k, _top_p, _min_p = request[1]
     if top_k <= 0:
         propose(rows, tiles, lists, whole, slot, request, WIDE, T, ROOM)
     else:
-        tl.store(whole.proposals + slot * RECORD + NUM, 0)
+        num = 0
+        if rows.edits_of is not None and tiles.edit_bounds is not None:
+            row = request[0]
+            kind = tl.load(rows.edits.kind + row)
+            if kind < 0:
+                lay_row(rows, tiles, row, slot_of_lowered(kind), _LAID_TILES)
+                tile = tl.arange(0, T)
+                maxima = tl.load(tiles.maxima + row * tiles.stride + tile, mask=tile < tiles.num, other=MINUS_INF)
+                row_max = tl.max(maxima)
+                tl.store(summary.floats + row, row_max)
+                num = tl.where(row_max == MINUS_INF, _IS_EMPTY, 0)
+        tl.store(whole.proposals + slot * RECORD + NUM, num)
     count_up(whole.counts + slot * NUM_COUNTS + PROPOSED)
 
 
@@ -129,7 +151,11 @@ def _settle(
         rank = tl.where(is_right, other_rank, rank)
         # Only what a proposal needs less than surely says that the next one is right.
         holds = holds & (before >= surely_enough)
-    if chosen >= 0:
+    if num == _IS_EMPTY:
+        put(drawn, summary, row, -1, _EMPTY, NO_TOKEN, 0.0, 0.0)
+        if columns is not None:
+            put_column(columns, row, tl.full([], -1, tl.int32), MINUS_INF, 0, row >= 0)
+    elif chosen >= 0:
         # Nothing was read without top_p.
         rank = tl.where(top_p < 1, 1 + rank, 0)
         put_token(states, tiles, whole, columns, drawn, summary, row, value, token, rank, wants, RAW, LOGITS)

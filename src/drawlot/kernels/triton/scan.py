@@ -3,7 +3,16 @@
 import triton
 import triton.language as tl
 
-from drawlot.kernels.triton.edit_kernels import begin_to_lay, lay_next, load_asked, load_next, most_left, num_bits
+from drawlot.kernels.triton.edit_kernels import (
+    begin_to_lay,
+    lay_next,
+    load_asked,
+    load_next,
+    load_touched,
+    most_left,
+    num_bits,
+)
+from drawlot.kernels.triton.lowered import kind_of_lowered, lows_of, may_be_lowered
 from drawlot.kernels.triton.pdl import follow_of_many
 from drawlot.kernels.triton.states import asked_by, asked_of_scan
 from drawlot.kernels.triton.summary import NUM_ROWS, UNDECIDED
@@ -13,6 +22,7 @@ from drawlot.kernels.triton.values import (
     MINUS_INF,
     MINUS_INF_ORDER,
     SLICES,
+    STRANDS,
     grammar_masked_slices,
     is_bad,
     laid_over,
@@ -77,6 +87,9 @@ def scan_block(
     # Mostly row i is of request i, so that what it asks for comes with its number.
     asked = tl.load(states.asked + tl.minimum(row, states.num_states - 1))
     state = tl.load(states.index + row).to(tl.int32)
+    is_free = row < 0
+    if rows.edits_of is not None and tiles.edit_bounds is not None:
+        is_free = may_be_lowered(rows, row, undecided)
     if rows.edits_of is None:
         logits = _load_tiles(rows, start, ids, FULL)
     if item == 0:
@@ -86,19 +99,31 @@ def scan_block(
     # Behind that branch, lest the compiler wait for the state before it loads logits.
     if state != row:
         asked = tl.load(states.asked + tl.maximum(state, 0))
-    scale, wants, apart, needs_sums, slot = asked_by(asked)
+    scale, wants, apart, needs_sums, lowered, slot = asked_by(asked)
     if state >= 0:
         if rows.edits_of is not None:
             # Logits come after what edits read in turn: each load of that would wait for them.
-            kind = 0
-            if slot >= 0:
+            kind, is_raw = 0, slot < 0
+            if tiles.edit_bounds is not None:
+                lowered = lowered & is_free
+                is_raw = is_raw | lowered
+            if is_raw == 0:
                 kind = _put_laid_tiles(
                     rows, tiles, row, slot, start, ids, at, tile, scale, wants, needs_sums, FULL, SIDE
                 )
             else:
+                touched = tl.zeros([TILES, STRANDS // SIDE, SLICES], tl.int32)
+                if tiles.edit_bounds is not None:
+                    if lowered:
+                        touched = load_touched(rows.edits_of, slot, tile, SIDE)
                 logits = _load_tiles(rows, start, ids, FULL)
                 raw = grammar_masked_slices(rows, row, logits, tile, SIDE)
-                _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart)
+                maxima, best_groups = _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart)
+                if tiles.edit_bounds is not None:
+                    if lowered:
+                        lows = lows_of(maxima, best_groups, touched)
+                        _put(tiles.edit_bounds, at, lows, raw, rows.logits.dtype.element_ty.primitive_bitwidth)
+                        kind = kind_of_lowered(slot)
             if item % NUM_BLOCKS == 0:
                 tl.store(rows.edits.kind + row, kind)
         else:
@@ -166,6 +191,22 @@ def _put_laid_tiles(
     return kind
 
 
+# A function in machine code, too: hardly any row comes here.
+@triton.jit(noinline=True)
+def lay_row(rows, tiles, row, slot, TILES: tl.constexpr):
+    """Lays edits over a whole row that was scanned as `lowered` says, TILES tiles at a time. A barrier comes last."""
+    SIDE: tl.constexpr = 32 // rows.logits.dtype.element_ty.primitive_bitwidth
+    start, kind, first = line_at(row, rows.stride), 0, 0
+    while first < rows.num_tiles:
+        tile = first + tl.arange(0, TILES)
+        ids, at = slices_of(tile), line_at(row, tiles.stride) + tile
+        # Rows with top_k are summed at T = 1.
+        kind = _put_laid_tiles(rows, tiles, row, slot, start, ids, at, tile, 1.0, row >= 0, row >= 0, False, SIDE)
+        first += TILES
+    tl.store(rows.edits.kind + row, kind)
+    tl.debug_barrier()
+
+
 @triton.jit
 def _bounds_of_sums(maxima, raw_sums):
     """What sums of edited tiles do not exceed, where nobody needs them; NaN where the tile is bad."""
@@ -188,8 +229,8 @@ def _edited_earlier(states, item, NUM_BLOCKS: tl.constexpr):
         # By sums of a warp alone the compiler sees that all threads read the same row.
         place = tl.arange(0, _LAST_ROWS)
         state = tl.load(states.index + first + place)
-        slot = asked_of_scan(states, tl.maximum(state, 0))[4]
-        edits = ((state >= 0) & (slot >= 0)).to(tl.int32)
+        _, _, _, _, lowered, slot = asked_of_scan(states, tl.maximum(state, 0))
+        edits = ((state >= 0) & (slot >= 0) & (lowered == 0)).to(tl.int32)
         before = num_bits(tl.sum(edits << place) & ((1 << place) - 1))
         at = tl.where(edits != 0, before, tl.sum(edits) + place - before)
         row = first + tl.sum(tl.where(at == row - first, place, 0))
@@ -228,19 +269,20 @@ def _edited(rows, row, slot, tile, kind, left, turns, asked, first, raw):
 
 @triton.jit
 def _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart):
-    """Stores what `Tiles` holds of tiles of raw values."""
-    maxima = _put_tiles(rows, tiles, at, tile, logits, raw, scale)
+    """Stores what `Tiles` holds of tiles of raw values, and returns their maxima and best groups."""
+    maxima, best_groups = _put_tiles(rows, tiles, at, tile, logits, raw, scale)
     if tiles.raw_sums is not None:
         if apart:
             _put_raw_tiles(rows, tiles, at, tile, raw, maxima)
+    return maxima, best_groups
 
 
 @triton.jit
 def _put_tiles(rows, tiles, at, tile, logits, x, scale):
-    """Stores what `Tiles` holds of tiles of values x, but for raw ones, and returns their maxima."""
+    """Stores what `Tiles` holds of tiles of values x, but for raw ones; returns their maxima and best groups."""
     maxima, best_groups = best_group(x, 32 // rows.logits.dtype.element_ty.primitive_bitwidth)
     _put_found(rows, tiles, at, tile, logits, x, maxima, best_groups, tile_sums(x, maxima, scale))
-    return maxima
+    return maxima, best_groups
 
 
 @triton.jit

@@ -17,12 +17,12 @@ from drawlot.kernels.triton.states import bits_for_scan
 from drawlot.kernels.triton.tensors import refuse_capture
 
 # Fields of a request, one row of the table each: temperature, top_p, min_p (the bits of float64), top_k, seed, choice,
-# whether it wants logprobs, how many top tokens, its slot among requests with edits (-1: none). One more row follows
-# from others: what the scan needs to know, in one number.
-FIRST_INT, WANTED, NUM_TOP, SLOT, NUM_FIELDS = 3, 6, 7, 8, 9
+# whether it wants logprobs, how many top tokens, its slot among requests with edits (-1: none), whether these are as
+# `lowered` says. One more row follows from others: what the scan needs to know, in one number.
+FIRST_INT, WANTED, NUM_TOP, SLOT, LOWERED, NUM_FIELDS = 3, 6, 7, 8, 9, 10
 ASKED = NUM_FIELDS
 _BITS_OF_ONE = 0x3F800000
-_TOP_K, _WANTED, _SLOT = tl.constexpr(FIRST_INT), tl.constexpr(WANTED), tl.constexpr(SLOT)
+_TOP_K, _WANTED, _SLOT, _LOWERED = (tl.constexpr(field) for field in (FIRST_INT, WANTED, SLOT, LOWERED))
 _BLOCK, _FIELDS = 128, tl.constexpr(triton.next_power_of_2(NUM_FIELDS))
 
 
@@ -39,12 +39,13 @@ class StateTable:
         weakref.finalize(self, _keep_unread, self._sent)
         self._start_staging()
 
-    def add_request(self, req_idx: int, request: Request, slot: int) -> None:
+    def add_request(self, req_idx: int, request: Request, slot: int, *, lowered: bool) -> None:
         """Stage the numbers of a request."""
         column = self._column(req_idx)
         column[:FIRST_INT].view(np.float64)[:] = request.temperature, request.top_p, request.min_p
         wanted = request.num_top is not None
-        column[FIRST_INT:] = request.top_k, request.seed, request.choice, wanted, request.num_top or 0, slot
+        ints = request.top_k, request.seed, request.choice, wanted, request.num_top or 0, slot, lowered
+        column[FIRST_INT:] = ints
 
     def remove_request(self, req_idx: int) -> None:
         """Stage that the place is free: whatever may still be done there, it edits nothing."""
@@ -148,11 +149,12 @@ def write_kernel(staging, table, num_states, NUM_FIELDS: tl.constexpr, BLOCK: tl
     top_k = tl.load(line + 1 + _TOP_K, mask=exists, other=0)
     wanted = tl.load(line + 1 + _WANTED, mask=exists, other=0)
     slot = tl.load(line + 1 + _SLOT, mask=exists, other=-1)
+    lowered = tl.load(line + 1 + _LOWERED, mask=exists, other=0)
     # Whatever the host's memory holds, nothing is written outside of the table.
     is_staged = (at < count) & (state >= 0) & (state < num_states)
     tl.store(table + field * num_states + state[:, None], numbers, mask=is_staged[:, None] & (field < NUM_FIELDS))
     asked = table + NUM_FIELDS * num_states
-    tl.store(asked + state, bits_for_scan(temperature, top_k, wanted, slot), mask=is_staged)
+    tl.store(asked + state, bits_for_scan(temperature, top_k, wanted, slot, lowered), mask=is_staged)
     # What a thread stores it has read: behind the barrier nobody waits for a line, and the host may write there.
     tl.debug_barrier()
     tl.store(staging.done + tl.program_id(0), 1)
@@ -179,4 +181,4 @@ def asked_kernel(floats, ints, wanted, asked, count, BLOCK: tl.constexpr):
     wants = top_k * 0
     if wanted is not None:
         wants = tl.load(wanted + at, mask=at < count, other=0).to(tl.int64)
-    tl.store(asked + at, bits_for_scan(temperature, top_k, wants, top_k * 0 - 1), mask=at < count)
+    tl.store(asked + at, bits_for_scan(temperature, top_k, wants, top_k * 0 - 1, top_k * 0), mask=at < count)

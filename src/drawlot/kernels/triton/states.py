@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 _SMALLEST_TEMPERATURE = tl.constexpr(2.0**-126)
-_WANTS, _APART, _NEEDS_SUMS, _SLOT_SHIFT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), tl.constexpr(3)
+_WANTS, _APART, _NEEDS_SUMS, _LOWERED, _SLOT_SHIFT = (tl.constexpr(number) for number in (1, 2, 4, 8, 4))
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def asked_of_scan(states, state):
     """What `bits_for_scan` holds of a request.
 
     Returns the scale of `scan_scale`; whether logprobs are wanted; whether they need sums apart if nothing is edited;
-    whether the row itself needs sums, not only bounds of them; and the slot, int32.
+    whether the row itself needs sums, not only bounds of them; whether it is `lowered`; and the slot, int32.
     """
     return asked_by(tl.load(states.asked + state))
 
@@ -49,22 +49,24 @@ def asked_by(asked):
     others = (asked >> 32).to(tl.int32)
     scale = asked.to(tl.int32).to(tl.float32, bitcast=True)
     wants, apart, needs_sums = (others & (_WANTS | _APART)) != 0, (others & _APART) != 0, (others & _NEEDS_SUMS) != 0
-    return scale, wants, apart, needs_sums, (others >> _SLOT_SHIFT) - 1
+    lowered = (others & _LOWERED) != 0
+    return scale, wants, apart, needs_sums, lowered, (others >> _SLOT_SHIFT) - 1
 
 
 @triton.jit
-def bits_for_scan(temperature, top_k, wanted, slot):
+def bits_for_scan(temperature, top_k, wanted, slot, lowered):
     """int64, of requests: bits of 1 / T for tile races and top-p, else of 1; above them what else the scan asks.
 
     That is whether logprobs are wanted, and whether the row is then summed at another scale than theirs; whether it
-    needs sums; and 1 + slot among requests with edits (-1: none). Greedy rows and rows with top_k need masses of whole
-    rows at T as bounds at most, so that their pass serves raw logprobs; of edited rows with top_k, which have two
-    passes, any bounds do.
+    needs sums; whether it is `lowered`; and 1 + slot among requests with edits (-1: none). Greedy rows and rows with
+    top_k need masses of whole rows at T as bounds at most, so that their pass serves raw logprobs; of edited rows with
+    top_k, which have two passes, any bounds do.
     """
     scale = tl.where((temperature == 0) | (top_k > 0), 1.0, scale_of(_bounded(temperature)))
     wants = tl.where(wanted != 0, tl.where(scale != 1.0, _APART, _WANTS), 0)
     needs_sums = tl.where((temperature != 0) & (top_k > 0), 0, _NEEDS_SUMS)
-    others = (wants + needs_sums).to(tl.int64) + ((1 + slot) << _SLOT_SHIFT)
+    flags = wants + needs_sums + tl.where(lowered != 0, _LOWERED, 0)
+    others = flags.to(tl.int64) + ((1 + slot) << _SLOT_SHIFT)
     return scale.to(tl.int32, bitcast=True).to(tl.int64) + (others << 32)
 
 

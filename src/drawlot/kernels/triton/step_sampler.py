@@ -88,7 +88,7 @@ class StepSampler:
     def add_request(self, req_idx: int, request: Request) -> None:
         """Take in a request; its row is free."""
         slot = self._edits.add_request(req_idx, request.edits, self._max_rows)
-        self._numbers.add_request(req_idx, request, slot)
+        self._numbers.add_request(req_idx, request, slot, lowered=_is_lowered(request))
         if _is_filtered(request):
             self._filtered.add(req_idx)
         if _is_read_whole(request):
@@ -284,7 +284,7 @@ class StepSampler:
             torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.uint8, device=device)
         )
         if num_columns == 0:
-            work = work._replace(tiles=work.tiles._replace(raw_maxima=None, raw_sums=None, edit_bounds=None))
+            work = work._replace(tiles=work.tiles._replace(raw_maxima=None, raw_sums=None))
             launches = launches_of_draw(work, self._vocab_size, None, None, self._mode, drawn, **how)
             return _Plan(next(self._serials), launches, drawn, None, {})
         columns = Columns(
@@ -307,6 +307,16 @@ class StepSampler:
 
 def _is_filtered(request: Request) -> bool:
     return request.temperature > 0 and (request.top_k > 0 or request.top_p < 1 or request.min_p > 0)
+
+
+def _is_lowered(request: Request) -> bool:
+    """Whether rows of a request are as `lowered` says, and may draw from a list."""
+    edits = request.edits
+    if edits is None or request.temperature == 0 or not 0 < request.top_k <= ROOM:
+        return False
+    no_others = edits.allowed is None and not (edits.masked or edits.stop_ids or edits.bias or edits.bad_words)
+    penalties = edits.repetition - 1, edits.frequency, edits.presence
+    return no_others and min(penalties) >= 0
 
 
 def _is_read_whole(request: Request) -> bool:

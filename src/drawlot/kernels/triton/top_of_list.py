@@ -50,7 +50,8 @@ def put_top(
     begun: of `begin_list`, for num_top tokens. Returns whether the list has these, else nothing is stored; and whether
     it holds the token.
     """
-    listed, keys = list_row(rows, None, lists, row, begun, ROOM, BLOCK)
+    nothing = tl.zeros([], tl.int32)
+    listed, keys = list_row(rows, None, lists, row, nothing, begun, ROOM, BLOCK)
     tells, holds = tells_top(all_columns, num_top, listed, begun[0], ROOM), row < 0
     if tells:
         ids = _put_listed(lists, all_columns, row, listed, keys, token, row_max, raw_log_mass, num_top, LOGITS, ROOM)
@@ -138,17 +139,17 @@ def put_top_aside(
         found = survey(maxima, sums != sums)
         is_good = (found[0] != LAST_ID) & (found[2] > 0)
         if is_good & draws_without(temperature, filtered, found[2], ROOM):
-            filters = top_k, top_p, min_p
+            filters, of_tiles, nothing = (top_k, top_p, min_p), (maxima, best_groups, maxima), tl.zeros([], tl.int32)
             begun = begin_list(
-                rows, None, row, lists, maxima, best_groups, found, num_top, temperature, filters, T, ROOM, BLOCK
+                rows, None, row, nothing, lists, of_tiles, found, num_top, temperature, filters, T, ROOM, BLOCK
             )
             row_max, log_mass, _ = raw_law(
                 tiles, at, exists, maxima, sums, value_of(found[0]), raw_apart(rows, scale, row)
             )
-            listed, keys = list_row(rows, None, lists, row, begun, ROOM, BLOCK)
+            listed, keys = list_row(rows, None, lists, row, nothing, begun, ROOM, BLOCK)
             leaves = tells_top(all_columns, num_top, listed, begun[0], ROOM) == 0
             tl.store(summary.rank + row, tl.where(leaves, 0, ALL_COLUMNS))
             if leaves == 0:
-                nothing = tl.full([], -1, tl.int32)
-                _put_listed(lists, all_columns, row, listed, keys, nothing, row_max, log_mass, num_top, LOGITS, ROOM)
+                none = tl.full([], -1, tl.int32)
+                _put_listed(lists, all_columns, row, listed, keys, none, row_max, log_mass, num_top, LOGITS, ROOM)
     decide(tiles, leaves, ONE_SHARE, OVERLAP)

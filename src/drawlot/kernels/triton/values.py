@@ -173,7 +173,7 @@ def edited(rows, row, x, ids, mask):
 def _laid_over(overlay, rows, row, x, ids, mask):
     if overlay is not None:
         kind = tl.load(overlay.kind + row)
-        if kind != 0:
+        if kind > 0:
             x = laid_over(overlay, kind, rows, row, x, ids, mask)
     return x
 
@@ -201,12 +201,21 @@ def under_overlay(rows, row, x, ids):
 
 
 @triton.jit
-def load_edits_of_groups(overlay, row, group, ids, exists):
+def kind_of(rows, row):
+    """`Overlay.kind` of a row in `Rows.edits`; 0 if there are none."""
+    kind = tl.zeros([], tl.int32)
+    if rows.edits is not None:
+        kind = tl.load(rows.edits.kind + row)
+    return kind
+
+
+@triton.jit
+def load_edits_of_groups(overlay, row, kind, group, ids, exists):
     """Words with the bits of touched tokens of groups of four [M], and the new values of all that they have [M, 4].
 
-    Nothing is loaded for a row that the overlay does not change.
+    kind: of `kind_of`; nothing is loaded for a row that the overlay does not change.
     """
-    exists = exists & (group < tl.where(tl.load(overlay.kind + row) != 0, LAST_ID, 0))
+    exists = exists & (group < tl.where(kind > 0, LAST_ID, 0))
     touched = tl.load(overlay.touched + row * overlay.words + (group >> 3), mask=exists, other=0)
     # A line of them begins, as each group does, at 16 bytes.
     at = tl.multiple_of(overlay.new_values + row * overlay.width + ids, [1, 16])
@@ -214,11 +223,10 @@ def load_edits_of_groups(overlay, row, group, ids, exists):
 
 
 @triton.jit
-def with_edits_of_groups(rows, row, group, ids, x, touched, new):
+def with_edits_of_groups(rows, kind, group, ids, x, touched, new):
     """Raw values of groups [M, 4], edited; touched, new: of `load_edits_of_groups`."""
     if rows.edits is not None:
-        kind = tl.load(rows.edits.kind + row)
-        if kind != 0:
+        if kind > 0:
             bits = touched[:, None] >> (ids & 31)
             # A draft may be no token.
             is_touched = ((bits & 1) != 0) & (ids < rows.vocab_size)
@@ -234,16 +242,16 @@ def is_bad(x):
 
 @triton.jit
 def is_edited(rows, row):
-    """Whether edits beyond the bitmask may make the row's values differ from raw ones."""
+    """Whether edits beyond the bitmask are laid over the row, so that its values may differ from raw ones."""
     return touches(rows.edits, row) | touches(rows.overlay, row)
 
 
 @triton.jit
 def touches(overlay, row):
-    """Whether an overlay, if there is one, changes the row."""
+    """Whether an overlay, if there is one, has values of the row."""
     result = row != row
     if overlay is not None:
-        result = tl.load(overlay.kind + row) != 0
+        result = tl.load(overlay.kind + row) > 0
     return result
 
 

@@ -196,7 +196,7 @@ def _settle_rows(
     """Has rows propose tokens, and reads them to see which are right; leaves rows of which none is."""
     item = tl.program_id(0)
     while item < num_rows:
-        begin_row(rows, tiles, lists, whole, item, WIDE, T, ROOM)
+        begin_row(rows, tiles, lists, whole, summary, item, WIDE, T, ROOM)
         item += num_programs
     item, end = _share_of_reader(num_rows, num_parts, num_programs)
     while item < end:

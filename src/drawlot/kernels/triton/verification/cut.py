@@ -17,7 +17,7 @@ from drawlot.kernels.triton.listing import survey, value_and_token
 from drawlot.kernels.triton.race import z_of
 from drawlot.kernels.triton.reduce import of_fixed
 from drawlot.kernels.triton.summary import COUNT, LISTED, NO_TOKEN, WHOLE, put_cut
-from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, value_of
+from drawlot.kernels.triton.values import LAST_ID, MINUS_INF, kind_of, value_of
 from drawlot.kernels.triton.verification.leftover import load_draft_logits
 from drawlot.kernels.triton.verification.requests import tile_stream, token_stream
 from drawlot.kernels.triton.whole_row import begin_whole_row
@@ -75,13 +75,14 @@ def cut_row(
     value, token, draft_logits, tile_noise, token_noise = no_list(ROOM, WIDE)
     row_mass = mass_for_top_p(maxima, sums, row_max, temperature, filters)
     if (status == 0) & (may_hold(row_mass, filters, ROOM) | (num_tiles <= ROOM)):
+        kind = kind_of(rows, row)
         begun = begin_list(
             rows,
             refused,
             row,
+            kind,
             lists,
-            maxima,
-            best_groups,
+            (maxima, best_groups, maxima),
             found,
             need_of(filters),
             temperature,
@@ -90,7 +91,7 @@ def cut_row(
             ROOM,
             GROUPS,
         )
-        listed, keys = list_row(rows, refused, lists, row, begun, ROOM, GROUPS)
+        listed, keys = list_row(rows, refused, lists, row, kind, begun, ROOM, GROUPS)
         value, token = value_and_token(keys)
         draft_logits = load_draft_logits(drafts, (line,), token, token < LAST_ID)
         z = z_of(value, row_max, temperature, WIDE)

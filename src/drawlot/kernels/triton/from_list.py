@@ -226,11 +226,10 @@ def draw_from_list(
             tl.store(summary.cut_id + row + token * 0, token, mask=last)
             log_mass = tl.log(of_fixed(total).to(z.dtype))
         if RAW and rows.edits is not None:
-            # Its raw value by the same exchange.
-            winner, order = race_in_list(tl.where(kept, mass, 0.0), z, kept, token, noises, order_of(raw))
+            winner, order = race_in_list_with(tl.where(kept, mass, 0.0), z, kept, token, noises, order_of(raw))
             raw_of_winner = value_of(order)
         else:
-            winner = race_in_list(tl.where(kept, mass, 0.0), z, kept, token, noises, None)
+            winner = race_in_list(tl.where(kept, mass, 0.0), z, kept, token, noises)
         if RAW:
             if asks:
                 if lowered:
@@ -359,18 +358,25 @@ def cut_list(
 
 
 @triton.jit
-def race_in_list(weight, z, kept, token, noises, payload):
-    """The token of a list that wins: first by its tile's weight, then inside the tile by z; and its payload, if any.
+def race_in_list(weight, z, kept, token, noises):
+    """The token of a list that wins: first by its tile's weight, then inside the tile by z.
 
     weight: of the tokens, 0 where not kept; noises: what `noises_of_list` returns.
     """
+    return winner_of(_keys_of_best_tile(weight, z, kept, token, noises), token)
+
+
+@triton.jit
+def race_in_list_with(weight, z, kept, token, noises, payload):
+    """As `race_in_list`, and the winner's payload (int32), by the same exchange."""
+    return first_largest(_keys_of_best_tile(weight, z, kept, token, noises), token, payload)
+
+
+@triton.jit
+def _keys_of_best_tile(weight, z, kept, token, noises):
+    """Keys of the tokens of the tile that wins, -inf of the others."""
     tile = token // TILE
     # The last token of a tile has the tile's mass and wins over those before it, whose noise is the same.
     log_masses = tl.log(sum_by_tile(weight, tile))
     best = winner_of(tl.where(kept, log_masses, MINUS_INF) + noises[0], tile)
-    keys = tl.where(kept & (tile == best), z, MINUS_INF) + noises[1]
-    if payload is None:
-        winner = winner_of(keys, token)
-    else:
-        winner = first_largest(keys, token, payload)
-    return winner
+    return tl.where(kept & (tile == best), z, MINUS_INF) + noises[1]

@@ -22,7 +22,7 @@ from drawlot.kernels.triton.tensors import refuse_capture
 FIRST_INT, WANTED, NUM_TOP, SLOT, LOWERED, NUM_FIELDS = 3, 6, 7, 8, 9, 10
 ASKED = NUM_FIELDS
 _BITS_OF_ONE = 0x3F800000
-_TOP_K, _WANTED, _SLOT, _LOWERED = (tl.constexpr(field) for field in (FIRST_INT, WANTED, SLOT, LOWERED))
+_TOP_K, _WANTED, _SLOT, _IS_LOWERED = (tl.constexpr(field) for field in (FIRST_INT, WANTED, SLOT, LOWERED))
 _BLOCK, _FIELDS = 128, tl.constexpr(triton.next_power_of_2(NUM_FIELDS))
 
 
@@ -149,7 +149,7 @@ def write_kernel(staging, table, num_states, NUM_FIELDS: tl.constexpr, BLOCK: tl
     top_k = tl.load(line + 1 + _TOP_K, mask=exists, other=0)
     wanted = tl.load(line + 1 + _WANTED, mask=exists, other=0)
     slot = tl.load(line + 1 + _SLOT, mask=exists, other=-1)
-    lowered = tl.load(line + 1 + _LOWERED, mask=exists, other=0)
+    lowered = tl.load(line + 1 + _IS_LOWERED, mask=exists, other=0)
     # Whatever the host's memory holds, nothing is written outside of the table.
     is_staged = (at < count) & (state >= 0) & (state < num_states)
     tl.store(table + field * num_states + state[:, None], numbers, mask=is_staged[:, None] & (field < NUM_FIELDS))

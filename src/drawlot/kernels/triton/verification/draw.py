@@ -110,7 +110,7 @@ def draw_from_list(drafts, listed, law, temperature, key, residual, alone, WIDE:
             never = residual & False
             noises = noises_of_list(ids, key, tile_stream(never, alone), token_stream(never, alone), WIDE)
             tile_noise, token_noise = noises
-    return race_in_list(weight, z, kept, ids, (tile_noise, token_noise), None)
+    return race_in_list(weight, z, kept, ids, (tile_noise, token_noise))
 
 
 @triton.jit

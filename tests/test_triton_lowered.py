@@ -194,6 +194,16 @@ def test_rows_behind_drafts_are_laid_over() -> None:
     assert compare_drafts() == {-1, 1}
 
 
+def test_rows_of_few_are_laid_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowered, "_FEW_ROWS", tl.constexpr(2))
+    pair, logits = Pair(3, vocab_size=FEW), torch.arange(3 * FEW).reshape(3, FEW) % 257 / 9
+    for row in range(3):
+        pair.add(row, SamplingParams(seed=row, top_k=20, repetition_penalty=1.2, logprobs=0), [1, 2])
+    for n, sign in ((2, 1), (3, -1)):
+        pair.draw(logits[:n], rows_of(range(n), [2] * n))
+        assert signs_of(pair, n) == {sign}
+
+
 def request(*, top_k: int = 50, temperature: float = 1.0, **edits: object) -> Request:
     of_all = RequestEdits(None, (), (), 0, {}, 1.0, 0.0, 0.0, (), (), (), looks_back=True)
     return Request(temperature, 1.0, 0.0, top_k, 0, 0, None, (), of_all._replace(**edits))

@@ -76,15 +76,11 @@ def compare(*columns: int) -> None:
 
 
 def draw_past_two_penalised() -> None:
-    """Two neighbours are penalised, of which the first was the best token: what is drawn is the second of the row.
-
-    A bias has the row laid over, as penalties alone do not.
-    """
+    """Two neighbours are penalised, of which the first was the best token: what is drawn is the second of the row."""
     logits = torch.full((1, V), -6.0, device=DEVICE)
     logits[0, [0, 1, 200]] = torch.tensor([10.0, 1.0, 5.0], device=DEVICE)
     sampler = Sampler(1, V, device=DEVICE, backend="triton")
-    edits = {"repetition_penalty": 3.0, "logit_bias": {V - 1: -1.0}}
-    sampler.add_request(0, SamplingParams(top_k=1, seed=0, logprobs=0, **edits), [0, 1])
+    sampler.add_request(0, SamplingParams(top_k=1, seed=0, logprobs=0, repetition_penalty=3.0), [0, 1])
     out = sampler(logits, rows_of([0], [2]))
     assert (out.token_ids.tolist(), out.logprobs.selected_token_ranks.tolist()) == ([200], [2])
 

@@ -29,8 +29,8 @@ class Overlay(NamedTuple):
     """The values of tokens that edits touch, laid over the logits on load."""
 
     kind: Tensor
-    """int32 [N]: 0 = nothing edited, 1 = touched tokens have new values, 2 = and the others may not be drawn; below 0:
-    no more than the tables of edits says of it, see `lowered`"""
+    """int32 [N]: 0 = nothing edited, 1 = touched tokens have new values, 2 = and the others may not be drawn; -1 -
+    slot = nothing is laid over it, its edits are in the tables alone, see `lowered`"""
     touched: Tensor
     """int32 [N, words]: bit id & 31 of word id >> 5; defined where `kind` is above 0"""
     new_values: Tensor

@@ -23,7 +23,7 @@ from drawlot.kernels.triton.pdl import wait_for_previous
 from drawlot.kernels.triton.proposal import put_request
 from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
 from drawlot.kernels.triton.ranks import ask_for_rank, count_or_leave_rank
-from drawlot.kernels.triton.raw_mass import log_row_mass, raw_apart, raw_law
+from drawlot.kernels.triton.raw_mass import apart_by, log_row_mass, raw_apart, raw_law
 from drawlot.kernels.triton.reduce import largest_of_two
 from drawlot.kernels.triton.states import asked_of_scan, filters_of, noise_key, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import (
@@ -154,7 +154,7 @@ def finish_kernel(
         own = tile < tl.where(may_be_apart, tiles.num, 0)
         raw_maxima = tl.load(tiles.raw_maxima + at, mask=own, other=MINUS_INF)
         raw_sums = tl.load(tiles.raw_sums + at, mask=own, other=0.0)
-        is_apart = wants & ((scale != 1.0) | (kind > 0))
+        is_apart = wants & apart_by(scale, kind > 0)
         raw_maxima, raw_sums = tl.where(is_apart, raw_maxima, maxima), tl.where(is_apart, raw_sums, sums)
     edited, lows = kind != 0, maxima
     if CAN_BE_LOWERED:

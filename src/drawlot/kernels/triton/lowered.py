@@ -69,8 +69,9 @@ def lower_list(rows, lists, row, slot, penalties, keys, ROOM: tl.constexpr):
     x, token = value_and_token(keys)
     entry = tl.load(tables.entries + line_at(slot, tables.vocab_size) + token, mask=exists, other=0)
     x = penalised(x, entry, repetition, frequency, presence)
-    # Threads come together for it, so that all have read their keys.
     highest = tl.max(x)
+    # Until all have read their keys: where threads come together for a maximum is Triton's affair.
+    tl.debug_barrier()
     keys = tl.where(exists, key_of(x, token), NO_KEY)
     tl.store(lists.keys + row * lists.room + place, keys)
     tl.debug_barrier()

@@ -31,4 +31,10 @@ def raw_law(tiles, at, exists, maxima, sums, row_max, is_apart):
 @triton.jit
 def raw_apart(rows, scale, row):
     """Whether raw logprobs need sums of their own, the row's being tempered or edited; scale: of the scan."""
-    return (scale != 1.0) | is_edited(rows, row)
+    return apart_by(scale, is_edited(rows, row))
+
+
+@triton.jit
+def apart_by(scale, edited):
+    """As `raw_apart`, for who knows whether edits are laid over the row."""
+    return (scale != 1.0) | edited

@@ -67,7 +67,7 @@ def scan_block(
 ):
     """Item: a block of TILES tiles of one row. undecided: how many have to count themselves decided.
 
-    FULL: as for `scan_kernel`.
+    Where edits are laid over rows here these are all rows. FULL: as for `scan_kernel`.
     """
     row = item // NUM_BLOCKS
     tile = (item % NUM_BLOCKS) * TILES + tl.arange(0, TILES)

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from drawlot import RowStatus, SamplingParams
 from drawlot.kernels.requests import Request, RequestEdits
-from drawlot.kernels.triton import finish, from_list, lowered, one_read, scan, step_sampler
+from drawlot.kernels.triton import finish, from_list, lowered, one_read, sample, scan, step_sampler
 from tests.kernel_mutant import KernelMutant
 from tests.sampler_pair import INTERPRETED, Pair, rows_of
 
@@ -45,7 +45,7 @@ WANTED = (0, None, 0, 5)
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rows are too few, since more take long in the interpreter."""
-    monkeypatch.setattr(lowered, "_FEW_ROWS", tl.constexpr(0))
+    monkeypatch.setattr(sample, "FEW_ROWS", 0)
 
 
 def kinds_of_rows(rng: np.random.Generator, v: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -195,7 +195,7 @@ def test_rows_behind_drafts_are_laid_over() -> None:
 
 
 def test_rows_of_few_are_laid_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowered, "_FEW_ROWS", tl.constexpr(2))
+    monkeypatch.setattr(sample, "FEW_ROWS", 2)
     pair, logits = Pair(3, vocab_size=FEW), torch.arange(3 * FEW).reshape(3, FEW) % 257 / 9
     for row in range(3):
         pair.add(row, SamplingParams(seed=row, top_k=20, repetition_penalty=1.2, logprobs=0), [1, 2])
@@ -248,8 +248,8 @@ WRONG = [
     KernelMutant(
         "touched tokens draw the line of few", lowered.without_touched, "!= 0, MINUS_INF, x", "< 0, MINUS_INF, x"
     ),
-    KernelMutant("drafts forgotten", lowered.may_be_lowered, "== 0)", ">= 0)"),
-    KernelMutant("none is lowered", lowered.may_be_lowered, "num_rows > ", "num_rows < "),
+    KernelMutant("drafts forgotten", lowered.may_be_lowered, "== 0", ">= 0"),
+    KernelMutant("none is lowered", lowered.may_be_lowered, "== 0", "< 0"),
     KernelMutant("keys of raw values", lowered.lower_list, "key_of(x, token), NO_KEY", "keys, NO_KEY"),
     KernelMutant("counts forgotten", lowered.lower_list, "penalised(x, entry,", "penalised(x, entry & 255,"),
     KernelMutant(

@@ -28,7 +28,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 def draw_many_rows() -> None:
-    """So many that of the last ones edited rows are read first: among them such rows, others, and none."""
+    """So many that of the last ones edited rows are read first: among them such rows, others, and none.
+
+    What is taken for the request of a row is that of another one.
+    """
     rng = np.random.default_rng(6)
     pair = Pair(34)
     for row in range(34):
@@ -44,26 +47,29 @@ def test_edited_rows_come_first_among_the_last() -> None:
 
 
 @triton.jit
-def order_kernel(_rows, states, read, BLOCKS: tl.constexpr):
+def order_kernel(_rows, states, read, BLOCKS: tl.constexpr, LOWERS: tl.constexpr):
     """Program: one block of a row of a scan; stores which row it reads."""
-    tl.store(read + tl.program_id(0), _edited_earlier(states, tl.program_id(0), BLOCKS))
+    tl.store(read + tl.program_id(0), _edited_earlier(states, tl.program_id(0), BLOCKS, LOWERS))
 
 
 @INTERPRETED
-@pytest.mark.parametrize("n", [32, 33, 42])
-def test_order_of_the_last_rows(n: int) -> None:
+@pytest.mark.parametrize("lowers", [False, True])
+@pytest.mark.parametrize("n", [8, 9, 32, 33, 42])
+def test_order_of_the_last_rows(n: int, lowers: bool) -> None:
+    """By the requests with their numbers, whose rows they mostly are."""
     sampler = Sampler(40, V, backend="triton")
     for row in range(40):
-        sampler.add_request(row, SamplingParams(logit_bias={1: 1.0} if row % 3 == 1 else None), [1])
-    requests = torch.tensor(np.random.default_rng(6).permutation([*range(40), -1, -1])[-n:])
-    rows = rows_of(requests.tolist(), [1] * n)
+        edits = ({}, {"logit_bias": {1: 1.0}}, {"top_k": 5, "repetition_penalty": 1.2})[row % 3]
+        sampler.add_request(row, SamplingParams(**edits), [1])
+    rows = rows_of([*range(40), -1, -1][-n:], [1] * n)
     sampler.apply_staged_writes()
     states = _unpacked(sampler._steps._packed_states(rows, n))
     read = torch.empty(3 * n, dtype=torch.int64)
-    order_kernel[(3 * n,)](None, states, read, 3)
-    kept = n - 32 if n > 32 else n
-    last = sorted(range(kept, n), key=lambda row: (int(requests[row]) % 3 != 1, row))
-    assert read.view(n, 3).T.tolist() == [[*range(kept), *last]] * 3
+    order_kernel[(3 * n,)](None, states, read, 3, lowers)
+    first = n if n <= 8 else max(n - 32, 0)
+    late = (0, 2) if lowers else (0,)
+    last = sorted(range(first, n), key=lambda row: (min(row, 39) % 3 in late, row))
+    assert read.view(n, 3).T.tolist() == [[*range(first), *last]] * 3
 
 
 EDITED_EARLIER = [

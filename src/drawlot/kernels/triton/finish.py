@@ -80,12 +80,13 @@ def finish_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
     ASIDE: tl.constexpr,
+    LOWERS: tl.constexpr,
 ):
     """Program: one row. T: power of two >= number of tiles; ROOM: tokens of a list; BLOCK: groups read at a time.
 
     columns: of rows with one column; None: all_columns, if there are any, which `whole_rows` fills where no list tells
     them. RAW, LOGITS: what they hold, as for `fill_columns`. ASIDE: there are as many programs before these, which tell
-    top tokens that no draw needs, see `put_top_aside`.
+    top tokens that no draw needs, see `put_top_aside`. LOWERS: as for `scan_kernel`.
     """
     SHARES: tl.constexpr = ONE_SHARE if ASIDE else BOTH_SHARES
     row = tl.program_id(0).to(tl.int64)
@@ -125,22 +126,25 @@ def finish_kernel(
             put_first_column(all_columns, row, _NO_TOKEN, MINUS_INF, ROOM)
             tl.store(all_columns.ranks + row, 0)
             unknown_rank += ALL_COLUMNS
+    HAS_BOUNDS: tl.constexpr = tiles.edit_bounds is not None and rows.edits_of is not None
+    CAN_BE_LOWERED: tl.constexpr = LOWERS and HAS_BOUNDS
     _, _, _, _, lowered, edit_slot = asked_of_scan(states, state)
     edit_slot = tl.where(is_row, edit_slot, -1)
-    has_bounds = (wants | lowered) & (edit_slot >= 0)
+    has_bounds = wants & (edit_slot >= 0)
+    if CAN_BE_LOWERED:
+        has_bounds = (wants | lowered) & (edit_slot >= 0)
     # Edits that are laid over rows before the scan are known by their rows alone.
     may_be_apart = wants & ((edit_slot >= 0) | (scale != 1.0) | (rows.edits is not None and rows.edits_of is None))
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
     if top_k <= 0:
         noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
-    CAN_BE_LOWERED: tl.constexpr = tiles.edit_bounds is not None and rows.edits_of is not None
     penalties = load_penalties(rows, edit_slot) if CAN_BE_LOWERED else 0.0
     wait_for_previous(OVERLAP)
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
     best_groups = tl.load(tiles.best_groups + at, mask=exists, other=MINUS_INF_ORDER)
     bounds = tl.full([T], LAST_ID, tl.int32)
-    if CAN_BE_LOWERED:
+    if HAS_BOUNDS:
         own = tile < tl.where(has_bounds, tiles.num, 0)
         bounds = tl.load(tiles.edit_bounds + at, mask=own, other=MINUS_INF_ORDER)
     # Early, since all that is read of the row waits for it. The scan says nothing of skipped rows.
@@ -218,6 +222,7 @@ def finish_kernel(
             T,
             ROOM,
             BLOCK,
+            CAN_BE_LOWERED,
         )
     # While tokens are being loaded. Who wants no logprobs goes on without it.
     raw_max, raw_log_mass = row_max, row_max
@@ -283,6 +288,7 @@ def finish_kernel(
             BLOCK,
             SHARES,
             OVERLAP,
+            CAN_BE_LOWERED,
         )
         knows_raw = done
         if RAW:

@@ -108,13 +108,14 @@ def begin_list(
     T: tl.constexpr,
     ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
+    LOWERS: tl.constexpr,
 ):
     """Draws a line that all tokens reach which the row may keep, and begins to load what may reach it.
 
     refused: as for `load_allowed`; kind: of `kind_of`, below 0 if the row is `lowered`; of_tiles: [T] maxima, best
     groups, and values of tokens of theirs, mostly the maxima; found: what `survey` says of the latter; need: how many
-    tokens reach the line at least; filters: of `filters_of`. Returns the line, an order (-LAST_ID: the row has no token
-    below), and what `begin_groups` returns.
+    tokens reach the line at least; filters: of `filters_of`; LOWERS: kind may be below 0. Returns the line, an order
+    (-LAST_ID: the row has no token below), and what `begin_groups` returns.
     """
     top_k, _top_p, min_p = filters
     maxima, best_groups, lows = of_tiles
@@ -123,7 +124,7 @@ def begin_list(
         # Fewer tiles than tokens needed: the line is drawn through the tokens themselves.
         ids = ids_of(tile)
         x = load_allowed(rows, refused, row, ids, ids >= 0)
-        if rows.edits_of is not None:
+        if LOWERS:
             if kind < 0:
                 x = without_touched(rows, slot_of_lowered(kind), ids, x)
         x = x.reshape(T * TILE)
@@ -171,31 +172,32 @@ def draw_from_list(
     BLOCK: tl.constexpr,
     SHARES: tl.constexpr,
     OVERLAP: tl.constexpr,
+    LOWERS: tl.constexpr,
 ):
     """Whether the list held all that the row keeps, and its token, which is stored then with its summary.
 
     And whether the row surely keeps the list otherwise; and for who `asks` the token's raw value, and whether its rank
     is told all the same.
 
-    kind: as for `begin_list`; penalties: of `load_penalties`; begun: what `begin_list` returns; filters, key: what
-    `filters_of` and `noise_key` of `states` return; row_mass: what `mass_for_top_p` does; has_column: whether columns,
-    if there are any, are to have the token; num_top: how many top tokens all_columns are to have; is_told: they have
-    all that they are to have already; asks: the rank among raw values is another one, unless the row is `lowered`, or
-    the token above the bound, an order that no touched token exceeds, raw or edited: then those before it are as they
-    were; counts: whether to count the row decided as soon as the list decides it; raw_max, raw_log_mass: of the raw
-    logits.
+    kind, LOWERS: as for `begin_list`; penalties: of `load_penalties`; begun: what `begin_list` returns; filters, key:
+    what `filters_of` and `noise_key` of `states` return; row_mass: what `mass_for_top_p` does; has_column: whether
+    columns, if there are any, are to have the token; num_top: how many top tokens all_columns are to have; is_told:
+    they have all that they are to have already; asks: the rank among raw values is another one, unless the row is
+    `lowered`, or the token above the bound, an order that no touched token exceeds, raw or edited: then those before it
+    are as they were; counts: whether to count the row decided as soon as the list decides it; raw_max, raw_log_mass: of
+    the raw logits.
     """
     # The mass of what is kept, and the cut, are for logprobs of what is kept.
     TELLS_CUT: tl.constexpr = not RAW and (columns is not None or all_columns is not None)
     listed, keys = list_row(rows, None, lists, row, kind, begun, ROOM, BLOCK)
     value, token = value_and_token(keys)
     raw, lowered = value, row < 0
-    if rows.edits_of is not None:
+    if LOWERS:
         lowered = kind < 0
     if RAW:
         own = load_raw(rows, row, token, tl.where(asks & (lowered == 0), token, LAST_ID) < LAST_ID)
         raw = tl.where(lowered, value, own)
-    if rows.edits_of is not None:
+    if LOWERS:
         if lowered:
             # A touched token may have the highest value.
             keys, row_max = lower_list(rows, lists, row, slot_of_lowered(kind), penalties, keys, ROOM)

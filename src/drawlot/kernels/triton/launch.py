@@ -120,7 +120,7 @@ class Launch:
             kernel: Its first two parameters are what `__call__` is given, then come the arguments and the constants.
             grid: How many programs a call for so many rows has.
             arguments: Tuples of tensors and numbers, numbers, None; kept alive.
-            forms: Other options for calls for at most so many rows, ascending. All are compiled at once.
+            forms: Other options for calls for at most so many rows; the first one counts. All are compiled at once.
             constants: Constexprs, and options of the compiler; these may be functions of the first parameter.
         """
         if isinstance(kernel, JITFunction):
@@ -129,8 +129,8 @@ class Launch:
         self._grid = grid
         self._arguments = arguments
         # No call has more rows than the last form is for.
-        self._forms = [(most, {**constants, **options}) for most, options in forms if most]
-        self._forms.append((_MOST_ROWS, constants))
+        every = (*forms, (_MOST_ROWS, {}))
+        self._forms = [(most, i, {**constants, **options}) for i, (most, options) in enumerate(every) if most]
         self._prepared: dict[Any, PreparedLaunch] = {}
         packed = [pack(argument) for argument in arguments]
         self._stand_ins = tuple(argument.stand_in for argument in packed)
@@ -145,24 +145,24 @@ class Launch:
         for form in self._forms:
             if n <= form[0]:
                 break
-        most, constants = form
+        _, number, constants = form
         if not isinstance(self._kernel, JITFunction):
             # Triton's interpreter.
             arguments = map(_unpacked, (first, second, *self._arguments))
             self._kernel[(programs,)](*arguments, **_options(constants, first.stand_in))
             return
         device = driver.active.get_current_device()
-        key = device, first.kind, second.kind, most
+        key = device, first.kind, second.kind, number
         launch = self._prepared.get(key)
         if launch is None:
-            for size, constants in self._forms:
-                self._prepared[*key[:3], size] = self._prepare(device, constants, first, second)
+            for _, other, constants in self._forms:
+                self._prepared[*key[:3], other] = self._prepare(device, constants, first, second)
             launch = self._prepared[key]
         launch(programs, driver.active.get_current_stream(device), first.numbers, second.numbers)
 
     def _start_compiling(self, *first: Any) -> None:
         if isinstance(self._kernel, JITFunction):
-            for _, constants in self._forms:
+            for _, _, constants in self._forms:
                 options = _options(constants, first[0])
                 self._kernel.run(*first, *self._stand_ins, grid=(1,), warmup=True, **options)
 

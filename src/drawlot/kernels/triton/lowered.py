@@ -4,7 +4,8 @@ Penalties of those who want to hear less of a token lower it. So raw tiles bound
 whose best group has no touched token from below: a line that enough of these reach has all that top_k keeps among the
 tokens whose raw values reach it, at least one of them untouched. A list of such tokens is edited, by their entries, and
 holds the row. The scan reads no entries then, and stores no new values. A row that its list does not hold, or whose
-tiles say of no line, is laid over whole, by `scan.lay_row`.
+tiles say of no line, is laid over whole, by `scan.lay_row`. Steps of few rows lay edits over all of them as they scan,
+since the finish that knows of lowered rows takes longer for all.
 """
 
 import triton
@@ -16,8 +17,6 @@ from drawlot.kernels.triton.tile_summary import group_of
 from drawlot.kernels.triton.values import GROUP, MINUS_INF, SLICES, line_at, order_of
 
 _GROUPS_A_SLICE = tl.constexpr(8)
-_FEW_ROWS = tl.constexpr(32)
-"""That find all of the GPU free: their scans lay edits over them by the way, and their lists would wait for entries"""
 
 
 @triton.jit
@@ -33,9 +32,9 @@ def slot_of_lowered(kind):
 
 
 @triton.jit
-def may_be_lowered(rows, row, num_rows):
-    """Whether a row of so many may be lowered if its request says so; drafts before it are not in the tables."""
-    return (tl.load(rows.edits_of.local_positions + row) == 0) & (num_rows > _FEW_ROWS)
+def may_be_lowered(rows, row):
+    """Whether a row may be lowered if its request says so: drafts before it are not in the tables."""
+    return tl.load(rows.edits_of.local_positions + row) == 0
 
 
 @triton.jit

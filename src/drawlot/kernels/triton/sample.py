@@ -17,6 +17,7 @@ from drawlot.kernels.triton.whole_rows import whole_rows_kernel
 from drawlot.kernels.triton.workspace import (
     BLOCK,
     FEW_REGISTERS,
+    FEW_ROWS,
     FINISH_REGISTERS,
     MANY_PROGRAMS,
     MANY_WARPS,
@@ -110,9 +111,15 @@ def launches_of_draw(
     aside = (rows_aside(device) if top_aside else _NO_CALL) if raw and columns is not None and not only_column else 0
 
     early: dict[str, Any] = {"EARLY": how["OVERLAP"], "launch_pdl": how["OVERLAP"]}
+    at_once: dict[str, Any] = {"num_warps": NUM_WARPS, "maxnreg": FEW_REGISTERS}
+    lays = {"LOWERS": False}
+    most_early = MANY_PROGRAMS // num_blocks
 
     def is_early(rows: Rows) -> bool:
         return bool(how["OVERLAP"]) and sets_up_early(rows)
+
+    def lowers(rows: Rows) -> bool:
+        return work.tiles.edit_bounds is not None and rows.edits_of is not None
 
     return [
         Launch(
@@ -129,7 +136,11 @@ def launches_of_draw(
             EARLY=is_early,
             OVERLAP=how["OVERLAP"],
             launch_pdl=is_early,
-            forms=((MANY_PROGRAMS // num_blocks, early),),
+            LOWERS=lowers,
+            forms=(
+                (min(FEW_ROWS, most_early), {**early, **lays}),
+                (most_early, early) if most_early > FEW_ROWS else (FEW_ROWS, lays),
+            ),
         ),
         Launch(
             finish_kernel,
@@ -150,12 +161,15 @@ def launches_of_draw(
             ROOM=ROOM,
             BLOCK=BLOCK,
             ASIDE=False,
+            LOWERS=lowers,
             maxnreg=FINISH_REGISTERS,
             # Rows that find a place at once have more warps; by fewer, several columns spill registers.
             num_warps=MANY_WARPS if all_columns is None else NUM_WARPS,
             forms=(
-                (aside, {"num_warps": NUM_WARPS, "maxnreg": FEW_REGISTERS, "ASIDE": True}),
-                (processors, {"num_warps": NUM_WARPS, "maxnreg": FEW_REGISTERS}),
+                (min(aside, FEW_ROWS), {**at_once, **lays, "ASIDE": True}),
+                (aside, {**at_once, "ASIDE": True}),
+                (FEW_ROWS, {**at_once, **lays}),
+                (processors, at_once),
                 (2 * processors, {"num_warps": NUM_WARPS}),
             ),
             **follow,

@@ -34,6 +34,8 @@ from drawlot.kernels.triton.values import (
 
 _LAST_ROWS = tl.constexpr(32)
 """Of which edited ones come first: one a lane of a warp"""
+_ROWS_AT_ONCE = tl.constexpr(8)
+"""So few that the programs of all of a large vocabulary run at once"""
 
 
 @triton.jit
@@ -44,12 +46,13 @@ def scan_kernel(
     NUM_BLOCKS: tl.constexpr,
     TILES: tl.constexpr,
     FULL: tl.constexpr,
+    LOWERS: tl.constexpr,
     EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: TILES tiles of one row. FULL: every tile of a row has 128 tokens."""
+    """Program: TILES tiles of one row. FULL: every tile of a row has 128 tokens. LOWERS: rows may be `lowered`."""
     num_rows = tl.num_programs(0) // NUM_BLOCKS
-    scan_block(rows, states, tiles, tl.program_id(0), num_rows, NUM_BLOCKS, TILES, FULL, EARLY, OVERLAP)
+    scan_block(rows, states, tiles, tl.program_id(0), num_rows, NUM_BLOCKS, TILES, FULL, LOWERS, EARLY, OVERLAP)
 
 
 @triton.jit
@@ -62,12 +65,13 @@ def scan_block(
     NUM_BLOCKS: tl.constexpr,
     TILES: tl.constexpr,
     FULL: tl.constexpr,
+    LOWERS: tl.constexpr,
     EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Item: a block of TILES tiles of one row. undecided: how many have to count themselves decided.
 
-    Where edits are laid over rows here these are all rows. FULL: as for `scan_kernel`.
+    Where edits are laid over rows here these are all rows. FULL, LOWERS: as for `scan_kernel`.
     """
     row = item // NUM_BLOCKS
     tile = (item % NUM_BLOCKS) * TILES + tl.arange(0, TILES)
@@ -80,7 +84,7 @@ def scan_block(
     start, at = line_at(row, rows.stride), line_at(row, tiles.stride) + tile
     follow_of_many(EARLY, OVERLAP)
     if rows.edits_of is not None:
-        row = _edited_earlier(states, item, NUM_BLOCKS)
+        row = _edited_earlier(states, item, NUM_BLOCKS, LOWERS)
         start, at = line_at(row, rows.stride), line_at(row, tiles.stride) + tile
     row = row.to(tl.int64)
     # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
@@ -88,9 +92,12 @@ def scan_block(
     asked = tl.load(states.asked + tl.minimum(row, states.num_states - 1))
     state = tl.load(states.index + row).to(tl.int32)
     is_free = row < 0
-    if rows.edits_of is not None and tiles.edit_bounds is not None:
-        is_free = may_be_lowered(rows, row, undecided)
-    if rows.edits_of is None:
+    CAN_BE_LOWERED: tl.constexpr = LOWERS and rows.edits_of is not None and tiles.edit_bounds is not None
+    if CAN_BE_LOWERED:
+        is_free = may_be_lowered(rows, row)
+    # With edits, float32 rows do without so many registers until it is known what is asked of them.
+    logits = None
+    if rows.edits_of is None or SIDE == 2:
         logits = _load_tiles(rows, start, ids, FULL)
     if item == 0:
         place = tl.arange(0, 8)
@@ -102,24 +109,23 @@ def scan_block(
     scale, wants, apart, needs_sums, lowered, slot = asked_by(asked)
     if state >= 0:
         if rows.edits_of is not None:
-            # Logits come after what edits read in turn: each load of that would wait for them.
             kind, is_raw = 0, slot < 0
-            if tiles.edit_bounds is not None:
+            if CAN_BE_LOWERED:
                 lowered = lowered & is_free
                 is_raw = is_raw | lowered
             if is_raw == 0:
                 kind = _put_laid_tiles(
-                    rows, tiles, row, slot, start, ids, at, tile, scale, wants, needs_sums, FULL, SIDE
+                    rows, tiles, row, slot, start, ids, at, tile, logits, scale, wants, needs_sums, FULL, SIDE
                 )
             else:
                 touched = tl.zeros([TILES, STRANDS // SIDE, SLICES], tl.int32)
-                if tiles.edit_bounds is not None:
+                if CAN_BE_LOWERED:
                     if lowered:
                         touched = load_touched(rows.edits_of, slot, tile, SIDE)
-                logits = _load_tiles(rows, start, ids, FULL)
-                raw = grammar_masked_slices(rows, row, logits, tile, SIDE)
-                maxima, best_groups = _put_unedited_tiles(rows, tiles, at, tile, logits, raw, scale, apart)
-                if tiles.edit_bounds is not None:
+                own = _load_tiles(rows, start, ids, FULL) if logits is None else logits
+                raw = grammar_masked_slices(rows, row, own, tile, SIDE)
+                maxima, best_groups = _put_unedited_tiles(rows, tiles, at, tile, own, raw, scale, apart)
+                if CAN_BE_LOWERED:
                     if lowered:
                         lows = lows_of(maxima, best_groups, touched)
                         _put(tiles.edit_bounds, at, lows, raw, rows.logits.dtype.element_ty.primitive_bitwidth)
@@ -159,17 +165,23 @@ def _put_laid_tiles(
     ids,
     at,
     tile,
+    logits,
     scale,
     wants,
     needs_sums,
     FULL: tl.constexpr,
     SIDE: tl.constexpr,
 ):
-    """Lays what a request edits over tiles of a row, stores what `Tiles` holds of them, and returns the row's kind."""
+    """Lays what a request edits over tiles of a row, stores what `Tiles` holds of them, and returns the row's kind.
+
+    logits: None, if they are to be loaded.
+    """
     loaded = load_asked(rows.edits_of, row, slot, tile, SIDE)
     kind, left, asked = begin_to_lay(rows, rows.edits_of, row, tile, loaded, SIDE)
     first = load_next(rows, rows.edits_of, row, slot, tile, left)
-    logits = _load_tiles(rows, start, ids, FULL)
+    if logits is None:
+        # After what edits read in turn: each load of that would wait for them.
+        logits = _load_tiles(rows, start, ids, FULL)
     turns = most_left(left)
     raw = grammar_masked_slices(rows, row, logits, tile, SIDE)
     sums, bounds_do = tl.zeros(tile.shape, tl.float32), row < 0
@@ -201,7 +213,7 @@ def lay_row(rows, tiles, row, slot, TILES: tl.constexpr):
         tile = first + tl.arange(0, TILES)
         ids, at = slices_of(tile), line_at(row, tiles.stride) + tile
         # Rows with top_k are summed at T = 1.
-        kind = _put_laid_tiles(rows, tiles, row, slot, start, ids, at, tile, 1.0, row >= 0, row >= 0, False, SIDE)
+        kind = _put_laid_tiles(rows, tiles, row, slot, start, ids, at, tile, None, 1.0, row >= 0, row >= 0, False, SIDE)
         first += TILES
     tl.store(rows.edits.kind + row, kind)
     tl.debug_barrier()
@@ -216,21 +228,27 @@ def _bounds_of_sums(maxima, raw_sums):
 
 
 @triton.jit
-def _edited_earlier(states, item, NUM_BLOCKS: tl.constexpr):
+def _edited_earlier(states, item, NUM_BLOCKS: tl.constexpr, LOWERS: tl.constexpr):
     """The row of a program: of the last rows, edited ones come first.
 
-    Their programs take longer, and the last programs of a scan are waited for. Of no more rows all are read at once.
+    Their programs take longer, and the last programs of a scan are waited for. Each row is taken for that of the
+    request with its number, as it mostly is: which rows are edited would be known a load later, and an order is all
+    that is asked for here.
     """
     row = item // NUM_BLOCKS
-    # By programs, lest all work out how many rows there are.
-    start = tl.num_programs(0) - _LAST_ROWS * NUM_BLOCKS
-    if (start > 0) & (item >= start):
+    # By programs, lest all work out how many rows there are. A step of few rows runs at once.
+    start = tl.maximum(tl.num_programs(0) - _LAST_ROWS * NUM_BLOCKS, 0)
+    if (item >= start) & (tl.num_programs(0) > _ROWS_AT_ONCE * NUM_BLOCKS):
         first = row - (item - start) // NUM_BLOCKS
         # By sums of a warp alone the compiler sees that all threads read the same row.
         place = tl.arange(0, _LAST_ROWS)
-        state = tl.load(states.index + first + place)
-        _, _, _, _, lowered, slot = asked_of_scan(states, tl.maximum(state, 0))
-        edits = ((state >= 0) & (slot >= 0) & (lowered == 0)).to(tl.int32)
+        request = tl.minimum(first + place, states.num_states - 1)
+        _, _, _, _, lowered, slot = asked_of_scan(states, request)
+        # There may be fewer rows, and more requests.
+        edits = (slot >= 0) & ((first + place) * NUM_BLOCKS < tl.num_programs(0))
+        if LOWERS:
+            edits = edits & (lowered == 0)
+        edits = edits.to(tl.int32)
         before = num_bits(tl.sum(edits << place) & ((1 << place) - 1))
         at = tl.where(edits != 0, before, tl.sum(edits) + place - before)
         row = first + tl.sum(tl.where(at == row - first, place, 0))

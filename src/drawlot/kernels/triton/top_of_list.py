@@ -141,7 +141,7 @@ def put_top_aside(
         if is_good & draws_without(temperature, filtered, found[2], ROOM):
             filters, of_tiles, nothing = (top_k, top_p, min_p), (maxima, best_groups, maxima), tl.zeros([], tl.int32)
             begun = begin_list(
-                rows, None, row, nothing, lists, of_tiles, found, num_top, temperature, filters, T, ROOM, BLOCK
+                rows, None, row, nothing, lists, of_tiles, found, num_top, temperature, filters, T, ROOM, BLOCK, False
             )
             row_max, log_mass, _ = raw_law(
                 tiles, at, exists, maxima, sums, value_of(found[0]), raw_apart(rows, scale, row)

@@ -31,6 +31,8 @@ LONG_ROOM = 8192
 """Tokens of a long list, at most"""
 MANY_PROGRAMS = 9000
 """Of a scan of half-width logits: what each more takes to be set up early is not worth it; others wait for memory"""
+FEW_ROWS = 32
+"""That find all of the GPU free: edits are laid over all of them, none is `lowered`"""
 _ROWS_ASIDE = 16
 """In the interpreter, as for `rows_aside`: tests have fewer rows, and more"""
 NUM_WARPS, MANY_WARPS = 8, 4
@@ -55,7 +57,7 @@ def scan_registers(rows: Rows, *, full: bool) -> int | None:
         # Twelve programs a multiprocessor, as of scans without edits, and four leave what the finish of a row takes: of
         # 65,536 it has up to `FEW_REGISTERS` a thread.
         return 40 if few else None
-    return 72 if full and few else 96
+    return 64 if full and few else 96
 
 
 def sets_up_early(rows: Rows) -> bool:

@@ -90,6 +90,7 @@ def cut_row(
             T,
             ROOM,
             GROUPS,
+            False,
         )
         listed, keys = list_row(rows, refused, lists, row, kind, begun, ROOM, GROUPS)
         value, token = value_and_token(keys)

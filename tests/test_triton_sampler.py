@@ -410,9 +410,9 @@ print(warm, len(compiled) - warm, len(launched), compiled_before[0])
 
 def test_nothing_is_compiled_after_the_warm_up() -> None:
     warm, later, launched, before = counted(COMPILATIONS)
-    # The scan in eight forms, whole rows in twelve, the finish in as many for few, more and many rows; bad words,
-    # commit and writes.
-    assert 56 < warm < 70
+    # The scan in eight forms, whole rows in twelve, the finish in as many for few, more and many rows; some of
+    # these once more for few rows that are edited; bad words, commit and writes.
+    assert 66 < warm < 80
     assert later == 0
     assert launched > 200
     # At once, by all processors, before anything runs.

@@ -100,6 +100,39 @@ def test_a_template_keeps_no_logits() -> None:
     assert template._others[:5] == (None, 64, 64, 1, None)
 
 
+FORMS = """
+def count_forms(self, key, signature, device, constants, *args, **kwargs):
+    about = {name: constants[self.arg_names.index(name),] for name in ("LOWERS", "ASIDE") if name in self.arg_names}
+    kernel = count(self, key, signature, device, constants, *args, **kwargs)
+    kernel.metadata.name = (self.fn.__name__, *about.values())
+    return kernel
+
+JITFunction._do_compile = count_forms
+V, most = 1000, 80
+sampler = Sampler(most, V, backend="triton")
+for i in range(most):
+    sampler.add_request(i, SamplingParams(logprobs=5, ASKS), [1])
+index, logits = torch.arange(most), torch.zeros(most, V)
+for n in (1, 16, 17, 32, 33, 64, 65, 80, 33, 1):
+    part = index[:n]
+    launched.clear()
+    sampler(logits[:n], LogitsRows(part, part, part, part, 0 * part, torch.zeros(n + 1, dtype=torch.int32)))
+    (lowers,), (other, aside) = (each[1:] for each in launched if each[0] in ("scan_kernel", "finish_kernel"))
+    assert lowers == other
+    print(n, int(lowers), int(aside))
+"""
+
+
+@pytest.mark.parametrize(("asks", "lowers"), [("top_k=9", 0), ("top_k=9, repetition_penalty=1 + i % 2 / 5", 1)])
+@pytest.mark.parametrize("top_aside", [0, 1])
+def test_rows_are_lowered_and_told_aside_by_how_many_they_are(asks: str, lowers: int, top_aside: int) -> None:
+    """More than `FEW_ROWS` are lowered, up to `rows_aside` have two programs each, here 16, where a request asks so."""
+    given = asks.replace("top_k=9", "top_k=9, temperature=i % 2") if top_aside else asks
+    told = printed(FORMS.replace("ASKS", given), "finish_kernel").splitlines()
+    sizes = (1, 16, 17, 32, 33, 64, 65, 80, 33, 1)
+    assert told == [f"{n} {int(n > 32) * lowers} {int(n <= 16) * top_aside}" for n in sizes]
+
+
 @pytest.mark.parametrize("change", ["told.pop(0)", "told.insert(2, 8)"])
 def test_other_arguments_than_those_known_are_refused(change: str) -> None:
     script = STEPS.format("top_k=9", 18).replace("import ctypes", f"import ctypes\n{CHANGED}".format(change), 1)

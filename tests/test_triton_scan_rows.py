@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
 from drawlot import Sampler, SamplingParams
+from drawlot.kernels.triton import scan
 from drawlot.kernels.triton.edit_kernels import load_next
 from drawlot.kernels.triton.launch import _unpacked
 from drawlot.kernels.triton.scan import _edited_earlier
@@ -49,14 +50,11 @@ def test_edited_rows_come_first_among_the_last() -> None:
 @triton.jit
 def order_kernel(_rows, states, read, BLOCKS: tl.constexpr, LOWERS: tl.constexpr):
     """Program: one block of a row of a scan; stores which row it reads."""
-    tl.store(read + tl.program_id(0), _edited_earlier(states, tl.program_id(0), BLOCKS, LOWERS))
+    tl.store(read + tl.program_id(0), scan._edited_earlier(states, tl.program_id(0), BLOCKS, LOWERS))
 
 
-@INTERPRETED
-@pytest.mark.parametrize("lowers", [False, True])
-@pytest.mark.parametrize("n", [8, 9, 32, 33, 42])
-def test_order_of_the_last_rows(n: int, lowers: bool) -> None:
-    """By the requests with their numbers, whose rows they mostly are."""
+def compare_order(n: int, *, lowers: bool) -> None:
+    """Rows as programs of a scan read them: by the requests with their numbers, whose rows they mostly are."""
     sampler = Sampler(40, V, backend="triton")
     for row in range(40):
         edits = ({}, {"logit_bias": {1: 1.0}}, {"top_k": 5, "repetition_penalty": 1.2})[row % 3]
@@ -72,6 +70,13 @@ def test_order_of_the_last_rows(n: int, lowers: bool) -> None:
     assert read.view(n, 3).T.tolist() == [[*range(first), *last]] * 3
 
 
+@INTERPRETED
+@pytest.mark.parametrize("lowers", [False, True])
+@pytest.mark.parametrize("n", [8, 9, 32, 33, 42])
+def test_order_of_the_last_rows(n: int, lowers: bool) -> None:
+    compare_order(n, lowers=lowers)
+
+
 EDITED_EARLIER = [
     KernelMutant("none after edited rows", _edited_earlier, "tl.sum(edits) + place - before", "place"),
     KernelMutant("edited rows where they are", _edited_earlier, "edits != 0, before,", "edits != 0, place,"),
@@ -83,6 +88,27 @@ EDITED_EARLIER = [
 def test_wrong_orders_of_the_last_rows_are_seen(mutant: KernelMutant) -> None:
     with mutant.planted(), pytest.raises((AssertionError, InterpreterError)):
         draw_many_rows()
+
+
+def compare_orders() -> None:
+    for n in (8, 9, 42):
+        compare_order(n, lowers=True)
+
+
+ORDERS = [
+    KernelMutant("rows that there are not", _edited_earlier, "(slot >= 0) & (", "(slot >= 0) | ("),
+    KernelMutant("requests beyond the last row", _edited_earlier, "< tl.num_programs(0))", "< 99_999)"),
+    KernelMutant("lowered rows, too", _edited_earlier, "edits & (lowered == 0)", "edits & (lowered >= 0)"),
+    KernelMutant("few rows, too", _edited_earlier, "> _ROWS_AT_ONCE * NUM_BLOCKS", "> 0"),
+    KernelMutant("requests that there are not", _edited_earlier, "states.num_states - 1", "states.num_states"),
+]
+
+
+@INTERPRETED
+@pytest.mark.parametrize("mutant", ORDERS, ids=lambda mutant: mutant.name)
+def test_rows_that_come_first_for_nothing_are_seen(mutant: KernelMutant) -> None:
+    with mutant.planted(), pytest.raises((AssertionError, InterpreterError)):
+        compare_orders()
 
 
 def draw_under_a_bitmask() -> None:

@@ -127,18 +127,15 @@ def finish_kernel(
             tl.store(all_columns.ranks + row, 0)
             unknown_rank += ALL_COLUMNS
     HAS_BOUNDS: tl.constexpr = tiles.edit_bounds is not None and rows.edits_of is not None
-    CAN_BE_LOWERED: tl.constexpr = LOWERS and HAS_BOUNDS
     _, _, _, _, lowered, edit_slot = asked_of_scan(states, state)
     edit_slot = tl.where(is_row, edit_slot, -1)
-    has_bounds = wants & (edit_slot >= 0)
-    if CAN_BE_LOWERED:
-        has_bounds = (wants | lowered) & (edit_slot >= 0)
+    has_bounds = ((wants | lowered) if LOWERS else wants) & (edit_slot >= 0)
     # Edits that are laid over rows before the scan are known by their rows alone.
     may_be_apart = wants & ((edit_slot >= 0) | (scale != 1.0) | (rows.edits is not None and rows.edits_of is None))
     noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
     if top_k <= 0:
         noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
-    penalties = load_penalties(rows, edit_slot) if CAN_BE_LOWERED else 0.0
+    penalties = load_penalties(rows, edit_slot) if LOWERS else 0.0
     wait_for_previous(OVERLAP)
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
     sums = tl.load(tiles.sums + at, mask=exists, other=0.0)
@@ -161,7 +158,7 @@ def finish_kernel(
         is_apart = wants & apart_by(scale, kind > 0)
         raw_maxima, raw_sums = tl.where(is_apart, raw_maxima, maxima), tl.where(is_apart, raw_sums, sums)
     edited, lows = kind != 0, maxima
-    if CAN_BE_LOWERED:
+    if LOWERS:
         lows = tl.where(kind < 0, value_of(bounds), maxima)
     if is_row == 0:
         put(drawn, summary, row, -1, _SKIPPED, NO_TOKEN, 0.0, 0.0)
@@ -178,7 +175,7 @@ def finish_kernel(
         found = survey(lows, sums != sums)
     highest, lowest, num_tiles, _, _ = found
     has_line = row >= 0
-    if CAN_BE_LOWERED:
+    if LOWERS:
         if (kind < 0) & (num_tiles == 0) & (highest != LAST_ID):
             # It may have tokens all the same.
             highest, has_line = order_of(tl.max(maxima)), row < 0
@@ -222,7 +219,7 @@ def finish_kernel(
             T,
             ROOM,
             BLOCK,
-            CAN_BE_LOWERED,
+            LOWERS,
         )
     # While tokens are being loaded. Who wants no logprobs goes on without it.
     raw_max, raw_log_mass = row_max, row_max
@@ -288,7 +285,7 @@ def finish_kernel(
             BLOCK,
             SHARES,
             OVERLAP,
-            CAN_BE_LOWERED,
+            LOWERS,
         )
         knows_raw = done
         if RAW:

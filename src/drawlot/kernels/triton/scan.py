@@ -50,7 +50,10 @@ def scan_kernel(
     EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program: TILES tiles of one row. FULL: every tile of a row has 128 tokens. LOWERS: rows may be `lowered`."""
+    """Program: TILES tiles of one row.
+
+    FULL: every tile of a row has 128 tokens. LOWERS: rows may be `lowered`, for which there are tables and bounds.
+    """
     num_rows = tl.num_programs(0) // NUM_BLOCKS
     scan_block(rows, states, tiles, tl.program_id(0), num_rows, NUM_BLOCKS, TILES, FULL, LOWERS, EARLY, OVERLAP)
 
@@ -91,9 +94,7 @@ def scan_block(
     # Mostly row i is of request i, so that what it asks for comes with its number.
     asked = tl.load(states.asked + tl.minimum(row, states.num_states - 1))
     state = tl.load(states.index + row).to(tl.int32)
-    is_free = row < 0
-    CAN_BE_LOWERED: tl.constexpr = LOWERS and rows.edits_of is not None and tiles.edit_bounds is not None
-    if CAN_BE_LOWERED:
+    if LOWERS:
         is_free = may_be_lowered(rows, row)
     # With edits, float32 rows do without so many registers until it is known what is asked of them.
     logits = None
@@ -110,7 +111,7 @@ def scan_block(
     if state >= 0:
         if rows.edits_of is not None:
             kind, is_raw = 0, slot < 0
-            if CAN_BE_LOWERED:
+            if LOWERS:
                 lowered = lowered & is_free
                 is_raw = is_raw | lowered
             if is_raw == 0:
@@ -118,14 +119,14 @@ def scan_block(
                     rows, tiles, row, slot, start, ids, at, tile, logits, scale, wants, needs_sums, FULL, SIDE
                 )
             else:
-                touched = tl.zeros([TILES, STRANDS // SIDE, SLICES], tl.int32)
-                if CAN_BE_LOWERED:
+                if LOWERS:
+                    touched = tl.zeros([TILES, STRANDS // SIDE, SLICES], tl.int32)
                     if lowered:
                         touched = load_touched(rows.edits_of, slot, tile, SIDE)
                 own = _load_tiles(rows, start, ids, FULL) if logits is None else logits
                 raw = grammar_masked_slices(rows, row, own, tile, SIDE)
                 maxima, best_groups = _put_unedited_tiles(rows, tiles, at, tile, own, raw, scale, apart)
-                if CAN_BE_LOWERED:
+                if LOWERS:
                     if lowered:
                         lows = lows_of(maxima, best_groups, touched)
                         _put(tiles.edit_bounds, at, lows, raw, rows.logits.dtype.element_ty.primitive_bitwidth)

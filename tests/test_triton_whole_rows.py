@@ -344,4 +344,4 @@ def test_few_rows_have_so_many_programs_for_whole_rows_that_all_find_a_place(mon
         launches = sample.launches_of_draw(
             work, 1002 * 128, None, None, "raw_logprobs", drawn, wide=False, reads_whole=reads_whole
         )
-        assert [launches[-1]._grid(n) for n in (1, 8, 9)] == programs
+        assert [launches[-1]._grid(n, None) for n in (1, 8, 9)] == programs

@@ -53,7 +53,7 @@ def _values(rows: Rows, states: States, n: int, *, raw: bool) -> Tensor:
     values = torch.empty((n, rows.vocab_size), dtype=torch.float32, device=rows.logits.device)
     num_blocks = triton.cdiv(rows.num_tiles, SCAN_TILES)
     how: dict[str, Any] = {"num_warps": NUM_WARPS, "enable_fp_fusion": False}
-    launch = Launch(values_kernel, lambda n: n * num_blocks, values, num_blocks, RAW=raw, TILES=SCAN_TILES, **how)
+    launch = Launch(values_kernel, lambda n, _: n * num_blocks, values, num_blocks, RAW=raw, TILES=SCAN_TILES, **how)
     launch(n, pack(rows), pack(states))
     return values
 

@@ -40,12 +40,14 @@ class EditSlots:
         self._with_bad_words: set[int] = set()
         num_words = num_words_of(vocab_size)
         programs = -(-vocab_size // (TILE * LAID_TILES))
-        self._find_bad_words = Launch(bad_words_kernel, lambda n: n)
+        self._find_bad_words = Launch(bad_words_kernel, lambda n, _: n)
         overlap = overlaps(self._device)
         # Values have the bits of the CPU's only without fused multiply-add.
         how: dict[str, Any] = {"OVERLAP": overlap, "launch_pdl": overlap, "enable_fp_fusion": False}
-        self._lay_over = Launch(lay_over_kernel, lambda n: n * programs, NUM_PROGRAMS=programs, TILES=LAID_TILES, **how)
-        self._commit = Launch(commit_kernel, lambda n: n)
+        self._lay_over = Launch(
+            lay_over_kernel, lambda n, _: n * programs, NUM_PROGRAMS=programs, TILES=LAID_TILES, **how
+        )
+        self._commit = Launch(commit_kernel, lambda n, _: n)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=self._device)

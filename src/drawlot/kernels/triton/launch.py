@@ -109,7 +109,7 @@ class Launch:
     def __init__(
         self,
         kernel: Any,
-        grid: Callable[[int], int],
+        grid: Callable[[int, Any], int],
         *arguments: Any,
         forms: Sequence[tuple[int, dict[str, Any]]] = (),
         **constants: Any,
@@ -118,7 +118,7 @@ class Launch:
 
         Args:
             kernel: Its first two parameters are what `__call__` is given, then come the arguments and the constants.
-            grid: How many programs a call for so many rows has.
+            grid: How many programs a call for so many rows has, with this first parameter.
             arguments: Tuples of tensors and numbers, numbers, None; kept alive.
             forms: Other options for calls for at most so many rows; the first one counts. All are compiled at once.
             constants: Constexprs, and options of the compiler; these may be functions of the first parameter.
@@ -138,7 +138,7 @@ class Launch:
 
     def __call__(self, n: int, first: Packed, second: Packed) -> None:
         """Run the kernel for n rows on the current stream, with these two before the other arguments."""
-        programs = self._grid(n)
+        programs = self._grid(n, first.stand_in)
         if _only_compiles.get():
             self._start_compiling(first.stand_in, second.stand_in)
             return

@@ -11,6 +11,7 @@ from drawlot.kernels.triton.all_tokens import put_many_top_tokens
 from drawlot.kernels.triton.arguments import Columns, Drawn, Rows, States, Wanted
 from drawlot.kernels.triton.finish import finish_kernel
 from drawlot.kernels.triton.launch import Launch, pack
+from drawlot.kernels.triton.row_order import num_rows_ahead
 from drawlot.kernels.triton.scan import scan_kernel
 from drawlot.kernels.triton.state_table import asked_of
 from drawlot.kernels.triton.whole_rows import whole_rows_kernel
@@ -121,10 +122,15 @@ def launches_of_draw(
     def lowers(rows: Rows) -> bool:
         return work.tiles.edit_bounds is not None and rows.edits_of is not None
 
+    def programs_of_scan(n: int, rows: Rows) -> int:
+        lays_all = rows.edits_of is not None and (n <= FEW_ROWS or not lowers(rows))
+        programs: int = (n + (num_rows_ahead(n) if lays_all else 0)) * num_blocks
+        return programs
+
     return [
         Launch(
             scan_kernel,
-            lambda n: n * num_blocks,
+            programs_of_scan,
             work.tiles,
             NUM_BLOCKS=num_blocks,
             TILES=SCAN_TILES,
@@ -144,7 +150,7 @@ def launches_of_draw(
         ),
         Launch(
             finish_kernel,
-            lambda n: 2 * n if n <= aside else n,
+            lambda n, _: 2 * n if n <= aside else n,
             work.tiles,
             work.lists,
             work.lists_aside,
@@ -177,7 +183,7 @@ def launches_of_draw(
         Launch(
             whole_rows_kernel,
             # The next step waits for those that find no place beside rows that are being finished.
-            lambda n: num_programs if n > processors // _PROCESSORS_A_ROW else few_programs,
+            lambda n, _: num_programs if n > processors // _PROCESSORS_A_ROW else few_programs,
             work.tiles,
             work.lists,
             work.whole,

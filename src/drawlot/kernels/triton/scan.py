@@ -10,11 +10,11 @@ from drawlot.kernels.triton.edit_kernels import (
     load_next,
     load_touched,
     most_left,
-    num_bits,
 )
 from drawlot.kernels.triton.lowered import kind_of_lowered, lows_of, may_be_lowered
 from drawlot.kernels.triton.pdl import follow_of_many
-from drawlot.kernels.triton.states import asked_by, asked_of_scan
+from drawlot.kernels.triton.row_order import ROWS_AHEAD, is_ahead, num_programs_ahead, row_ahead, row_in_order
+from drawlot.kernels.triton.states import asked_by
 from drawlot.kernels.triton.summary import NUM_ROWS, UNDECIDED
 from drawlot.kernels.triton.tile_summary import GROUPS, best_group, of_each, tile_maxima, tile_sums
 from drawlot.kernels.triton.values import (
@@ -32,11 +32,6 @@ from drawlot.kernels.triton.values import (
     slices_of,
 )
 
-_LAST_ROWS = tl.constexpr(32)
-"""Of which edited ones come first: one a lane of a warp"""
-_ROWS_AT_ONCE = tl.constexpr(8)
-"""So few that the programs of all of a large vocabulary run at once"""
-
 
 @triton.jit
 def scan_kernel(
@@ -52,10 +47,14 @@ def scan_kernel(
 ):
     """Program: TILES tiles of one row.
 
-    FULL: every tile of a row has 128 tokens. LOWERS: rows may be `lowered`, for which there are tables and bounds.
+    FULL: every tile of a row has 128 tokens. LOWERS: rows may be `lowered`, for which there are tables and bounds; if
+    not, and there are edits, there may be programs ahead of those of the rows, see `row_order`.
     """
-    num_rows = tl.num_programs(0) // NUM_BLOCKS
-    scan_block(rows, states, tiles, tl.program_id(0), num_rows, NUM_BLOCKS, TILES, FULL, LOWERS, EARLY, OVERLAP)
+    num_ahead = 0
+    if rows.edits_of is not None and not LOWERS:
+        num_ahead = num_programs_ahead(NUM_BLOCKS)
+    item, num_rows = tl.program_id(0) - num_ahead, (tl.num_programs(0) - num_ahead) // NUM_BLOCKS
+    scan_block(rows, states, tiles, item, num_rows, NUM_BLOCKS, TILES, FULL, LOWERS, EARLY, OVERLAP)
 
 
 @triton.jit
@@ -74,10 +73,12 @@ def scan_block(
 ):
     """Item: a block of TILES tiles of one row. undecided: how many have to count themselves decided.
 
-    Where edits are laid over rows here these are all rows. FULL, LOWERS: as for `scan_kernel`.
+    Where edits are laid over rows here these are all rows; items below 0 are those of rows ahead. FULL, LOWERS: as for
+    `scan_kernel`.
     """
-    row = item // NUM_BLOCKS
-    tile = (item % NUM_BLOCKS) * TILES + tl.arange(0, TILES)
+    AHEAD: tl.constexpr = ROWS_AHEAD if rows.edits_of is not None and not LOWERS else 0
+    row, block = item // NUM_BLOCKS, (item + AHEAD * NUM_BLOCKS) % NUM_BLOCKS
+    tile = block * TILES + tl.arange(0, TILES)
     SIDE: tl.constexpr = 32 // rows.logits.dtype.element_ty.primitive_bitwidth
     ids = slices_of(tile)
     if FULL:
@@ -87,13 +88,21 @@ def scan_block(
     start, at = line_at(row, rows.stride), line_at(row, tiles.stride) + tile
     follow_of_many(EARLY, OVERLAP)
     if rows.edits_of is not None:
-        row = _edited_earlier(states, item, NUM_BLOCKS, LOWERS)
+        exists = row >= 0
+        if LOWERS:
+            row = row_in_order(states, item, NUM_BLOCKS)
+        elif item < 0:
+            row = row_ahead(states, undecided, (item + AHEAD * NUM_BLOCKS) // NUM_BLOCKS)
+            exists = row >= 0
+            row = tl.maximum(row, 0)
         start, at = line_at(row, rows.stride), line_at(row, tiles.stride) + tile
     row = row.to(tl.int64)
     # What is loaded arrives in turn: first what other loads wait for. Skipped rows have logits too.
     # Mostly row i is of request i, so that what it asks for comes with its number.
     asked = tl.load(states.asked + tl.minimum(row, states.num_states - 1))
     state = tl.load(states.index + row).to(tl.int32)
+    if AHEAD:
+        state = tl.where(exists, state, -1)
     if LOWERS:
         is_free = may_be_lowered(rows, row)
     # With edits, float32 rows do without so many registers until it is known what is asked of them.
@@ -110,14 +119,19 @@ def scan_block(
     scale, wants, apart, needs_sums, lowered, slot = asked_by(asked)
     if state >= 0:
         if rows.edits_of is not None:
-            kind, is_raw = 0, slot < 0
+            kind, is_raw, is_own = 0, slot < 0, row >= 0
             if LOWERS:
                 lowered = lowered & is_free
                 is_raw = is_raw | lowered
             if is_raw == 0:
-                kind = _put_laid_tiles(
-                    rows, tiles, row, slot, start, ids, at, tile, logits, scale, wants, needs_sums, FULL, SIDE
-                )
+                if AHEAD:
+                    # Others have laid it over already.
+                    if item >= 0:
+                        is_own = is_ahead(states, undecided, row, NUM_BLOCKS) == 0
+                if is_own:
+                    kind = _put_laid_tiles(
+                        rows, tiles, row, slot, start, ids, at, tile, logits, scale, wants, needs_sums, FULL, SIDE
+                    )
             else:
                 if LOWERS:
                     touched = tl.zeros([TILES, STRANDS // SIDE, SLICES], tl.int32)
@@ -131,7 +145,7 @@ def scan_block(
                         lows = lows_of(maxima, best_groups, touched)
                         _put(tiles.edit_bounds, at, lows, raw, rows.logits.dtype.element_ty.primitive_bitwidth)
                         kind = kind_of_lowered(slot)
-            if item % NUM_BLOCKS == 0:
+            if (block == 0) & is_own:
                 tl.store(rows.edits.kind + row, kind)
         else:
             raw = grammar_masked_slices(rows, row, logits, tile, SIDE)
@@ -226,34 +240,6 @@ def _bounds_of_sums(maxima, raw_sums):
     bounds = tl.where(maxima == MINUS_INF, 0.0, 128.0)
     # Raw sums are finite, or NaN. Penalties may make a value infinite.
     return tl.where(maxima == float("inf"), float("nan"), tl.fma(raw_sums, 0.0, bounds))
-
-
-@triton.jit
-def _edited_earlier(states, item, NUM_BLOCKS: tl.constexpr, LOWERS: tl.constexpr):
-    """The row of a program: of the last rows, edited ones come first.
-
-    Their programs take longer, and the last programs of a scan are waited for. Each row is taken for that of the
-    request with its number, as it mostly is: which rows are edited would be known a load later, and an order is all
-    that is asked for here.
-    """
-    row = item // NUM_BLOCKS
-    # By programs, lest all work out how many rows there are. A step of few rows runs at once.
-    start = tl.maximum(tl.num_programs(0) - _LAST_ROWS * NUM_BLOCKS, 0)
-    if (item >= start) & (tl.num_programs(0) > _ROWS_AT_ONCE * NUM_BLOCKS):
-        first = row - (item - start) // NUM_BLOCKS
-        # By sums of a warp alone the compiler sees that all threads read the same row.
-        place = tl.arange(0, _LAST_ROWS)
-        request = tl.minimum(first + place, states.num_states - 1)
-        _, _, _, _, lowered, slot = asked_of_scan(states, request)
-        # There may be fewer rows, and more requests.
-        edits = (slot >= 0) & ((first + place) * NUM_BLOCKS < tl.num_programs(0))
-        if LOWERS:
-            edits = edits & (lowered == 0)
-        edits = edits.to(tl.int32)
-        before = num_bits(tl.sum(edits << place) & ((1 << place) - 1))
-        at = tl.where(edits != 0, before, tl.sum(edits) + place - before)
-        row = first + tl.sum(tl.where(at == row - first, place, 0))
-    return row
 
 
 @triton.jit

@@ -34,7 +34,9 @@ class StateTable:
         self.table[SLOT] = -1
         self.table[ASKED] = _BITS_OF_ONE
         self._packed = pack(self.table)
-        self._write = Launch(write_kernel, _num_writers, max_num_reqs, NUM_FIELDS=NUM_FIELDS, BLOCK=_BLOCK)
+        self._write = Launch(
+            write_kernel, lambda n, _: _num_writers(n), max_num_reqs, NUM_FIELDS=NUM_FIELDS, BLOCK=_BLOCK
+        )
         self._sent: deque[_Staging] = deque()
         weakref.finalize(self, _keep_unread, self._sent)
         self._start_staging()
@@ -167,7 +169,7 @@ def asked_of(floats: Tensor, ints: Tensor, wanted: Tensor | None) -> Tensor:
     """
     count = floats.shape[1]
     asked = ints.new_empty(count)
-    launch = Launch(asked_kernel, lambda n: triton.cdiv(n, _BLOCK), wanted, asked, count, BLOCK=_BLOCK)
+    launch = Launch(asked_kernel, lambda n, _: triton.cdiv(n, _BLOCK), wanted, asked, count, BLOCK=_BLOCK)
     launch(count, pack(floats), pack(ints))
     return asked
 

@@ -340,7 +340,7 @@ class StepVerifier:
         shape = {"K": self._num_drafts, "COLUMNS": self._columns}
         scan = Launch(
             scan_step_kernel,
-            lambda programs: programs,
+            lambda programs, _: programs,
             tiles,
             methods,
             judged,
@@ -359,7 +359,7 @@ class StepVerifier:
         def laws(*, cuts: bool, left: bool) -> Launch:
             return Launch(
                 law_kernel,
-                lambda programs: programs,
+                lambda programs, _: programs,
                 tiles,
                 work.lists,
                 work.whole,
@@ -406,7 +406,7 @@ class StepVerifier:
         num_blocks: int = triton.cdiv(self._steps._num_tiles, WEIGH_TILES)
         num_places = WEIGH_TOGETHER * max(num_multiprocessors(self._methods.of_states.device), 1)
 
-        def num_weighers(num_reqs: int) -> int:
+        def num_weighers(num_reqs: int, _: object) -> int:
             # No more than find a place beside those that draw, since who settles is set up when all have begun; and few
             # for few requests, of which about a row each is weighed.
             most: int = max(num_places - 2 * num_reqs, num_places // 2)
@@ -430,7 +430,7 @@ class StepVerifier:
             ),
             Launch(
                 settle_weighed_kernel,
-                lambda num_reqs: num_reqs + triton.cdiv(num_reqs, GROUP),
+                lambda num_reqs, _: num_reqs + triton.cdiv(num_reqs, GROUP),
                 judged,
                 leftovers,
                 verdicts,

@@ -1,0 +1,88 @@
+"""Which row a program of a scan reads: of the last rows edited ones first, whose programs take longer.
+
+The last programs of a scan are waited for. Where edits are laid over all rows, edited ones have programs ahead of all
+others, which then need not know an order: their own do nothing. Else programs of the last rows work their order out,
+since so many edited ones may be `lowered`, and what each program has to know for the other way costs many rows more.
+
+A row is taken for that of the request with its number, as it mostly is: which rows are edited would be known a load
+later, and an order is all that is asked for here.
+"""
+
+import triton
+import triton.language as tl
+
+from drawlot.kernels.triton.edit_kernels import num_bits
+from drawlot.kernels.triton.states import asked_of_scan
+
+_LAST_ROWS = tl.constexpr(32)
+"""Of which edited ones come first: one a lane of a warp"""
+ROWS_AHEAD = tl.constexpr(8)
+"""Of which there are programs ahead, if there are as many edited ones"""
+_ROWS_AT_ONCE = tl.constexpr(16)
+"""So few that the programs of all of a large vocabulary run at once: none begins late"""
+
+
+def num_rows_ahead(num_rows: int) -> int:
+    """For how many rows programs come ahead of those of so many."""
+    return int(ROWS_AHEAD.value) if num_rows > _ROWS_AT_ONCE.value else 0
+
+
+@triton.jit
+def num_programs_ahead(NUM_BLOCKS: tl.constexpr):
+    """How many of the grid's programs these are, each row having NUM_BLOCKS."""
+    return tl.where(_begin_late(NUM_BLOCKS), ROWS_AHEAD * NUM_BLOCKS, 0)
+
+
+@triton.jit
+def row_ahead(states, num_rows, number):
+    """Of the last rows the one that is edited after so many others; -1 if none is."""
+    first = tl.maximum(num_rows - _LAST_ROWS, 0)
+    edited, place = _edited(states, first, num_rows, False), tl.arange(0, _LAST_ROWS)
+    is_it = (((edited >> place) & 1) != 0) & (num_bits(edited & ((1 << place) - 1)) == number)
+    return tl.max(tl.where(is_it, first + place, -1))
+
+
+@triton.jit
+def is_ahead(states, num_rows, row, NUM_BLOCKS: tl.constexpr):
+    """Whether programs ahead read an edited row."""
+    first = tl.maximum(num_rows - _LAST_ROWS, 0)
+    place, result = (row - first).to(tl.int32), row < 0
+    if _begin_late(NUM_BLOCKS) & (place >= 0):
+        edited = _edited(states, first, num_rows, False)
+        result = (((edited >> place) & 1) != 0) & (num_bits(edited & ((1 << place) - 1)) < ROWS_AHEAD)
+    return result
+
+
+@triton.jit
+def row_in_order(states, item, NUM_BLOCKS: tl.constexpr):
+    """The row of a program, if none come ahead: of the last rows, edited ones that are not lowered come first."""
+    row = item // NUM_BLOCKS
+    # By programs, lest all work out how many rows there are.
+    start = tl.maximum(tl.num_programs(0) - _LAST_ROWS * NUM_BLOCKS, 0)
+    if (item >= start) & _begin_late(NUM_BLOCKS):
+        first = row - (item - start) // NUM_BLOCKS
+        place = tl.arange(0, _LAST_ROWS)
+        edited = _edited(states, first, tl.num_programs(0) // NUM_BLOCKS, True)
+        before = num_bits(edited & ((1 << place) - 1))
+        at = tl.where(((edited >> place) & 1) != 0, before, num_bits(edited) + place - before)
+        row = first + tl.sum(tl.where(at == row - first, place, 0))
+    return row
+
+
+@triton.jit
+def _begin_late(NUM_BLOCKS: tl.constexpr):
+    """Whether there are so many programs that some begin when others end."""
+    return tl.num_programs(0) > _ROWS_AT_ONCE * NUM_BLOCKS
+
+
+@triton.jit
+def _edited(states, first, num_rows, LOWERS: tl.constexpr):
+    """int32: a bit for each of 32 rows from the first on, whether edits are to be laid over it."""
+    # By sums of a warp alone the compiler sees that all threads read the same row.
+    place = tl.arange(0, _LAST_ROWS)
+    _, _, _, _, lowered, slot = asked_of_scan(states, tl.minimum(first + place, states.num_states - 1))
+    # There may be fewer rows, and more requests.
+    edited = (slot >= 0) & (first + place < num_rows)
+    if LOWERS:
+        edited = edited & (lowered == 0)
+    return tl.sum(edited.to(tl.int32) << place)

@@ -27,8 +27,8 @@ ALL = [
     KernelMutant(
         "who edits nothing has another's edits",
         scan.scan_block,
-        "(block == 0) & is_own",
-        "(block == 0) & is_own & (slot >= 0)",
+        "if block == 0:",
+        "if (block == 0) & (slot >= 0):",
     ),
     KernelMutant("what request i asks, in row i", scan.scan_block, "if state != row:", "if state < -1:"),
     KernelMutant("strands of the first slice", scan._edited, "slice * GROUP + neighbour", "slice * 0 + neighbour"),

@@ -124,26 +124,26 @@ def test_rows_ahead(n: int) -> None:
     compare_ahead(n)
 
 
-def test_few_edited_rows_have_programs_ahead_and_the_others_nothing() -> None:
-    """By rows that are drawn: one of them is edited."""
+def draw_one_edited_row() -> None:
+    """Of 20 rows the last is edited, and so are requests that have none: no row is read that there is not."""
     rng = np.random.default_rng(8)
-    pair = Pair(20)
-    for row in range(20):
-        pair.add(row, SamplingParams(seed=row, logit_bias={5: 9.0} if row == 19 else None, logprobs=0), [1])
+    pair = Pair(32)
+    for row in range(32):
+        pair.add(row, SamplingParams(seed=row, logit_bias={5: 9.0} if row >= 19 else None, logprobs=0), [1])
     pair.draw(few_tokens(rng, 20), rows_of(range(20), [1] * 20))
 
 
+def test_programs_ahead_of_one_edited_row() -> None:
+    draw_one_edited_row()
+
+
 DRAWS = [
-    KernelMutant("none after edited rows", row_order.row_in_order, "num_bits(edited) + place - before", "place"),
+    KernelMutant("none after edited rows", row_order.row_in_order, "tl.sum(edited) + place - before", "place"),
     KernelMutant("edited rows where they are", row_order.row_in_order, "!= 0, before,", "!= 0, place,"),
+    KernelMutant("nobody reads a row ahead", scan.scan_block, "is_row = row >= 0", "is_row = row < 0"),
     KernelMutant(
-        "nobody reads a row ahead",
-        scan.scan_block,
-        "exists = row >= 0\n            row",
-        "exists = row < 0\n            row",
+        "rows ahead by no program", scan.scan_block, "(item >= 0) & (slot >= 0)", "(item >= -99) & (slot >= 0)"
     ),
-    KernelMutant("rows ahead by no program", scan.scan_block, "NUM_BLOCKS) == 0", "NUM_BLOCKS) < 0"),
-    KernelMutant("its own program says it is not edited", scan.scan_block, "(block == 0) & is_own", "(block == 0)"),
     KernelMutant("one row ahead for all", row_order.row_ahead, "== number)", "== 0)"),
     KernelMutant("rows ahead beyond the last program", row_order.is_ahead, "< ROWS_AHEAD)", "< 32)"),
 ]
@@ -157,18 +157,20 @@ def test_wrong_orders_are_seen(mutant: KernelMutant) -> None:
 
 
 def compare_all() -> None:
+    draw_one_edited_row()
     for n in (16, 17, 42):
         compare_order(n)
         compare_ahead(n)
 
 
 ORDERS = [
-    KernelMutant("rows that there are not", row_order._edited, "(slot >= 0) & (", "(slot >= 0) | ("),
-    KernelMutant("requests beyond the last row", row_order._edited, "< num_rows)", "< 99_999)"),
+    KernelMutant("requests beyond the last row", row_order._edited_of_last, "rows < num_rows", "rows < 99_999"),
+    KernelMutant("rows that there are not", row_order._edited, "(slot >= 0) & exists", "(slot >= 0) | exists"),
+    KernelMutant("beyond the last row in an order", row_order.row_in_order, "< tl.num_programs(0)\n", "< 99_999\n"),
     KernelMutant("lowered rows, too", row_order._edited, "edited & (lowered == 0)", "edited & (lowered >= 0)"),
     KernelMutant("requests that there are not", row_order._edited, "states.num_states - 1", "states.num_states"),
     KernelMutant("few rows, too", row_order._begin_late, "> _ROWS_AT_ONCE * NUM_BLOCKS", "> 0"),
-    KernelMutant("rows before the last ones", row_order.row_ahead, "num_rows - _LAST_ROWS, 0)", "0, 0)"),
+    KernelMutant("rows before the last ones", row_order._edited_of_last, "num_rows - _LAST_ROWS, 0)", "0, 0)"),
     KernelMutant("the first of the last rows", row_order.is_ahead, "& (place >= 0)", "& (place >= 1)"),
 ]
 

@@ -4,8 +4,8 @@ The last programs of a scan are waited for. Where edits are laid over all rows, 
 others, which then need not know an order: their own do nothing. Else programs of the last rows work their order out,
 since so many edited ones may be `lowered`, and what each program has to know for the other way costs many rows more.
 
-A row is taken for that of the request with its number, as it mostly is: which rows are edited would be known a load
-later, and an order is all that is asked for here.
+A row is taken for that of the request with its number, as it mostly is, which is known a load sooner. Where it is not,
+rows come in another order, or one that nobody edits is read twice, to the same end.
 """
 
 import triton
@@ -36,20 +36,19 @@ def num_programs_ahead(NUM_BLOCKS: tl.constexpr):
 @triton.jit
 def row_ahead(states, num_rows, number):
     """Of the last rows the one that is edited after so many others; -1 if none is."""
-    first = tl.maximum(num_rows - _LAST_ROWS, 0)
-    edited, place = _edited(states, first, num_rows, False), tl.arange(0, _LAST_ROWS)
-    is_it = (((edited >> place) & 1) != 0) & (num_bits(edited & ((1 << place) - 1)) == number)
-    return tl.max(tl.where(is_it, first + place, -1))
+    rows, edited = _edited_of_last(states, num_rows)
+    is_it = (edited != 0) & (_num_before(edited, tl.arange(0, _LAST_ROWS)) == number)
+    return tl.max(tl.where(is_it, rows, -1))
 
 
 @triton.jit
 def is_ahead(states, num_rows, row, NUM_BLOCKS: tl.constexpr):
     """Whether programs ahead read an edited row."""
-    first = tl.maximum(num_rows - _LAST_ROWS, 0)
-    place, result = (row - first).to(tl.int32), row < 0
+    place, result = (row - tl.maximum(num_rows - _LAST_ROWS, 0)).to(tl.int32), row < 0
     if _begin_late(NUM_BLOCKS) & (place >= 0):
-        edited = _edited(states, first, num_rows, False)
-        result = (((edited >> place) & 1) != 0) & (num_bits(edited & ((1 << place) - 1)) < ROWS_AHEAD)
+        rows, edited = _edited_of_last(states, num_rows)
+        is_edited = tl.sum(tl.where(rows == row, edited, 0)) != 0
+        result = is_edited & (_num_before(edited, place) < ROWS_AHEAD)
     return result
 
 
@@ -60,11 +59,11 @@ def row_in_order(states, item, NUM_BLOCKS: tl.constexpr):
     # By programs, lest all work out how many rows there are.
     start = tl.maximum(tl.num_programs(0) - _LAST_ROWS * NUM_BLOCKS, 0)
     if (item >= start) & _begin_late(NUM_BLOCKS):
-        first = row - (item - start) // NUM_BLOCKS
-        place = tl.arange(0, _LAST_ROWS)
-        edited = _edited(states, first, tl.num_programs(0) // NUM_BLOCKS, True)
-        before = num_bits(edited & ((1 << place) - 1))
-        at = tl.where(((edited >> place) & 1) != 0, before, num_bits(edited) + place - before)
+        first, place = row - (item - start) // NUM_BLOCKS, tl.arange(0, _LAST_ROWS)
+        exists = (first + place) * NUM_BLOCKS < tl.num_programs(0)
+        edited = _edited(states, first + place, exists, True)
+        before = _num_before(edited, place)
+        at = tl.where(edited != 0, before, tl.sum(edited) + place - before)
         row = first + tl.sum(tl.where(at == row - first, place, 0))
     return row
 
@@ -76,13 +75,24 @@ def _begin_late(NUM_BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _edited(states, first, num_rows, LOWERS: tl.constexpr):
-    """int32: a bit for each of 32 rows from the first on, whether edits are to be laid over it."""
-    # By sums of a warp alone the compiler sees that all threads read the same row.
-    place = tl.arange(0, _LAST_ROWS)
-    _, _, _, _, lowered, slot = asked_of_scan(states, tl.minimum(first + place, states.num_states - 1))
-    # There may be fewer rows, and more requests.
-    edited = (slot >= 0) & (first + place < num_rows)
+def _edited_of_last(states, num_rows):
+    """The last rows [32], and which of these edits are laid over, if none is lowered."""
+    rows = tl.maximum(num_rows - _LAST_ROWS, 0) + tl.arange(0, _LAST_ROWS)
+    return rows, _edited(states, rows, rows < num_rows, False)
+
+
+@triton.jit
+def _edited(states, rows, exists, LOWERS: tl.constexpr):
+    """int32, 1 where edits are to be laid over a row that exists: not if it is lowered, in case LOWERS."""
+    # There may be more rows than requests.
+    _, _, _, _, lowered, slot = asked_of_scan(states, tl.minimum(rows, states.num_states - 1))
+    edited = (slot >= 0) & exists
     if LOWERS:
         edited = edited & (lowered == 0)
-    return tl.sum(edited.to(tl.int32) << place)
+    return edited.to(tl.int32)
+
+
+@triton.jit
+def _num_before(edited, place):
+    """How many of 32 flags come before places; by sums of a warp the compiler sees that all threads read one row."""
+    return num_bits(tl.sum(edited << tl.arange(0, _LAST_ROWS)) & ((1 << place) - 1))

@@ -88,12 +88,12 @@ def scan_block(
     start, at = line_at(row, rows.stride), line_at(row, tiles.stride) + tile
     follow_of_many(EARLY, OVERLAP)
     if rows.edits_of is not None:
-        exists = row >= 0
+        is_row = item >= 0
         if LOWERS:
             row = row_in_order(states, item, NUM_BLOCKS)
         elif item < 0:
             row = row_ahead(states, undecided, (item + AHEAD * NUM_BLOCKS) // NUM_BLOCKS)
-            exists = row >= 0
+            is_row = row >= 0
             row = tl.maximum(row, 0)
         start, at = line_at(row, rows.stride), line_at(row, tiles.stride) + tile
     row = row.to(tl.int64)
@@ -102,7 +102,7 @@ def scan_block(
     asked = tl.load(states.asked + tl.minimum(row, states.num_states - 1))
     state = tl.load(states.index + row).to(tl.int32)
     if AHEAD:
-        state = tl.where(exists, state, -1)
+        state = tl.where(is_row, state, -1)
     if LOWERS:
         is_free = may_be_lowered(rows, row)
     # With edits, float32 rows do without so many registers until it is known what is asked of them.
@@ -117,21 +117,20 @@ def scan_block(
     if state != row:
         asked = tl.load(states.asked + tl.maximum(state, 0))
     scale, wants, apart, needs_sums, lowered, slot = asked_by(asked)
+    if AHEAD:
+        if (item >= 0) & (slot >= 0):
+            # Programs ahead have laid edits over it.
+            state = tl.where(is_ahead(states, undecided, row, NUM_BLOCKS), -1, state)
     if state >= 0:
         if rows.edits_of is not None:
-            kind, is_raw, is_own = 0, slot < 0, row >= 0
+            kind, is_raw = 0, slot < 0
             if LOWERS:
                 lowered = lowered & is_free
                 is_raw = is_raw | lowered
             if is_raw == 0:
-                if AHEAD:
-                    # Others have laid it over already.
-                    if item >= 0:
-                        is_own = is_ahead(states, undecided, row, NUM_BLOCKS) == 0
-                if is_own:
-                    kind = _put_laid_tiles(
-                        rows, tiles, row, slot, start, ids, at, tile, logits, scale, wants, needs_sums, FULL, SIDE
-                    )
+                kind = _put_laid_tiles(
+                    rows, tiles, row, slot, start, ids, at, tile, logits, scale, wants, needs_sums, FULL, SIDE
+                )
             else:
                 if LOWERS:
                     touched = tl.zeros([TILES, STRANDS // SIDE, SLICES], tl.int32)
@@ -145,7 +144,7 @@ def scan_block(
                         lows = lows_of(maxima, best_groups, touched)
                         _put(tiles.edit_bounds, at, lows, raw, rows.logits.dtype.element_ty.primitive_bitwidth)
                         kind = kind_of_lowered(slot)
-            if (block == 0) & is_own:
+            if block == 0:
                 tl.store(rows.edits.kind + row, kind)
         else:
             raw = grammar_masked_slices(rows, row, logits, tile, SIDE)

@@ -102,35 +102,52 @@ def test_a_template_keeps_no_logits() -> None:
 
 FORMS = """
 def count_forms(self, key, signature, device, constants, *args, **kwargs):
-    about = {name: constants[self.arg_names.index(name),] for name in ("LOWERS", "ASIDE") if name in self.arg_names}
+    names = [name for name in ("LOWERS", "ASIDE", "AHEAD") if name in self.arg_names]
+    about = {name: int(constants[self.arg_names.index(name),]) for name in names}
     kernel = count(self, key, signature, device, constants, *args, **kwargs)
-    kernel.metadata.name = (self.fn.__name__, *about.values())
+    kernel.metadata.name = (self.fn.__name__, about)
     return kernel
 
 JITFunction._do_compile = count_forms
 V, most = 1000, 80
-sampler = Sampler(most, V, backend="triton")
+sampler = Sampler(most, V, backend="triton", logprobs_mode="MODE")
 for i in range(most):
     sampler.add_request(i, SamplingParams(logprobs=5, ASKS), [1])
 index, logits = torch.arange(most), torch.zeros(most, V)
 for n in (1, 16, 17, 32, 33, 64, 65, 80, 33, 1):
     part = index[:n]
-    launched.clear()
+    launched.clear(), programs.clear()
     sampler(logits[:n], LogitsRows(part, part, part, part, 0 * part, torch.zeros(n + 1, dtype=torch.int32)))
-    (lowers,), (other, aside) = (each[1:] for each in launched if each[0] in ("scan_kernel", "finish_kernel"))
-    assert lowers == other
-    print(n, int(lowers), int(aside))
+    scan, finish = ([name for name, _ in launched].index(kernel) for kernel in ("scan_kernel", "finish_kernel"))
+    of_scan, of_finish = launched[scan][1], launched[finish][1]
+    assert of_scan["LOWERS"] == of_finish["LOWERS"]
+    # A row of so small a vocabulary has one program.
+    assert programs[scan] == n + of_scan["AHEAD"]
+    print(n, of_scan["LOWERS"], of_finish["ASIDE"], of_scan["AHEAD"])
 """
 
 
-@pytest.mark.parametrize(("asks", "lowers"), [("top_k=9", 0), ("top_k=9, repetition_penalty=1 + i % 2 / 5", 1)])
+def forms_of(asks: str, mode: str) -> list[list[int]]:
+    """Of steps of so many rows: whether they are lowered and told aside, and how many have programs ahead."""
+    told = printed(FORMS.replace("ASKS", asks).replace("MODE", mode), "finish_kernel")
+    return [[int(number) for number in line.split()] for line in told.splitlines()]
+
+
+SIZES = (1, 16, 17, 32, 33, 64, 65, 80, 33, 1)
+
+
+@pytest.mark.parametrize(("asks", "edits"), [("top_k=9", 0), ("top_k=9, repetition_penalty=1 + i % 2 / 5", 1)])
 @pytest.mark.parametrize("top_aside", [0, 1])
-def test_rows_are_lowered_and_told_aside_by_how_many_they_are(asks: str, lowers: int, top_aside: int) -> None:
-    """More than `FEW_ROWS` are lowered, up to `rows_aside` have two programs each, here 16, where a request asks so."""
+def test_rows_are_lowered_told_aside_and_read_ahead_by_how_many_they_are(asks: str, edits: int, top_aside: int) -> None:
+    """More than 32 are lowered, 17 to 32 read ahead, where a request asks so; up to 16 have two programs each."""
     given = asks.replace("top_k=9", "top_k=9, temperature=i % 2") if top_aside else asks
-    told = printed(FORMS.replace("ASKS", given), "finish_kernel").splitlines()
-    sizes = (1, 16, 17, 32, 33, 64, 65, 80, 33, 1)
-    assert told == [f"{n} {int(n > 32) * lowers} {int(n <= 16) * top_aside}" for n in sizes]
+    expected = [[n, int(n > 32) * edits, int(n <= 16) * top_aside, 8 * int(16 < n <= 32) * edits] for n in SIZES]
+    assert forms_of(given, "raw_logprobs") == expected
+
+
+def test_edited_rows_of_any_number_are_read_ahead_where_none_is_lowered() -> None:
+    told = forms_of("top_k=9, repetition_penalty=1.2", "processed_logprobs")
+    assert [[lowers, ahead] for _, lowers, _, ahead in told] == [[0, 8 * int(n > 16)] for n in SIZES]
 
 
 @pytest.mark.parametrize("change", ["told.pop(0)", "told.insert(2, 8)"])

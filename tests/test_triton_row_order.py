@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
 from drawlot import Sampler, SamplingParams
-from drawlot.kernels.triton import row_order, scan
+from drawlot.kernels.triton import row_order, scan, workspace
 from drawlot.kernels.triton.launch import _unpacked
 from tests.kernel_mutant import KernelMutant
 from tests.sampler_pair import INTERPRETED, Pair, V, few_tokens, rows_of
@@ -25,7 +25,7 @@ from tests.sampler_pair import INTERPRETED, Pair, V, few_tokens, rows_of
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 BLOCKS, REQUESTS = 3, 40
-AHEAD = 8
+AHEAD = workspace.ROWS_AHEAD
 
 
 def draw_many_rows() -> None:
@@ -83,43 +83,39 @@ def compare_order(n: int) -> None:
     """Rows as programs of a scan read them: by the requests with their numbers, whose rows they mostly are."""
     read = torch.empty(BLOCKS * n, dtype=torch.int64)
     order_kernel[(BLOCKS * n,)](None, states_of(n), read, BLOCKS)
-    first = n if n <= 16 else max(n - 32, 0)
+    first = max(n - 32, 0)
     last = sorted(range(first, n), key=lambda row: (kind_of(row) != 1, row))
     assert read.view(n, BLOCKS).T.tolist() == [[*range(first), *last]] * BLOCKS
 
 
 @INTERPRETED
-@pytest.mark.parametrize("n", [16, 17, 32, 33, 42])
+@pytest.mark.parametrize("n", [5, 32, 33, 42])
 def test_order_of_the_last_rows(n: int) -> None:
     compare_order(n)
 
 
 @triton.jit
-def ahead_kernel(_rows, states, ahead, is_ahead, n, BLOCKS: tl.constexpr):
+def ahead_kernel(_rows, states, ahead, is_ahead, n, AHEAD: tl.constexpr):
     """All programs: row by row who reads it."""
-    for number in range(8):
+    for number in range(AHEAD):
         tl.store(ahead + number, row_order.row_ahead(states, n, number))
     for row in range(42):
         if row < n:
-            tl.store(is_ahead + row, row_order.is_ahead(states, n, tl.zeros([], tl.int64) + row, BLOCKS))
-    tl.store(ahead + 8, row_order.num_programs_ahead(BLOCKS))
+            tl.store(is_ahead + row, row_order.is_ahead(states, n, tl.zeros([], tl.int64) + row, AHEAD))
 
 
 def compare_ahead(n: int) -> None:
     """Which rows programs ahead read, and that their own programs know of it."""
-    ahead, is_ahead = torch.zeros(AHEAD + 1, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
-    programs = BLOCKS * (n + row_order.num_rows_ahead(n))
-    ahead_kernel[(programs,)](None, states_of(n), ahead, is_ahead, n, BLOCKS)
+    ahead, is_ahead = torch.zeros(AHEAD, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
+    ahead_kernel[(1,)](None, states_of(n), ahead, is_ahead, n, AHEAD)
     edited = [row for row in range(max(n - 32, 0), n) if kind_of(row) != 0]
-    expected = edited[:AHEAD] if n > 16 else []
-    *rows, num_programs = ahead.tolist()
-    assert num_programs == programs - BLOCKS * n == (AHEAD * BLOCKS if n > 16 else 0)
-    assert n <= 16 or rows == [*expected, *[-1] * (AHEAD - len(expected))]
+    expected = edited[:AHEAD]
+    assert ahead.tolist() == [*expected, *[-1] * (AHEAD - len(expected))]
     assert is_ahead.nonzero().flatten().tolist() == expected
 
 
 @INTERPRETED
-@pytest.mark.parametrize("n", [16, 17, 32, 33, 42])
+@pytest.mark.parametrize("n", [5, 32, 33, 42])
 def test_rows_ahead(n: int) -> None:
     compare_ahead(n)
 
@@ -145,7 +141,7 @@ DRAWS = [
         "rows ahead by no program", scan.scan_block, "(item >= 0) & (slot >= 0)", "(item >= -99) & (slot >= 0)"
     ),
     KernelMutant("one row ahead for all", row_order.row_ahead, "== number)", "== 0)"),
-    KernelMutant("rows ahead beyond the last program", row_order.is_ahead, "< ROWS_AHEAD)", "< 32)"),
+    KernelMutant("rows ahead beyond the last program", row_order.is_ahead, "< AHEAD)", "< 32)"),
 ]
 
 
@@ -158,7 +154,7 @@ def test_wrong_orders_are_seen(mutant: KernelMutant) -> None:
 
 def compare_all() -> None:
     draw_one_edited_row()
-    for n in (16, 17, 42):
+    for n in (5, 42):
         compare_order(n)
         compare_ahead(n)
 
@@ -169,9 +165,8 @@ ORDERS = [
     KernelMutant("beyond the last row in an order", row_order.row_in_order, "< tl.num_programs(0)\n", "< 99_999\n"),
     KernelMutant("lowered rows, too", row_order._edited, "edited & (lowered == 0)", "edited & (lowered >= 0)"),
     KernelMutant("requests that there are not", row_order._edited, "states.num_states - 1", "states.num_states"),
-    KernelMutant("few rows, too", row_order._begin_late, "> _ROWS_AT_ONCE * NUM_BLOCKS", "> 0"),
     KernelMutant("rows before the last ones", row_order._edited_of_last, "num_rows - _LAST_ROWS, 0)", "0, 0)"),
-    KernelMutant("the first of the last rows", row_order.is_ahead, "& (place >= 0)", "& (place >= 1)"),
+    KernelMutant("the first of the last rows", row_order.is_ahead, "place >= 0", "place >= 1"),
 ]
 
 

@@ -25,12 +25,13 @@ class Driver:
 class Cuda:
     def cuLaunchKernelEx(config, handle, parameters, extra):
         launched.append(loaded[handle.value - 1])
+        programs.append(config._obj.grid[0])
         compiled_before.append(len(compiled))
         given.append(parameters.value)
         return 0
 
 driver.set_active(Driver())
-compiled, launched, compiled_before, loaded, given = [], [], [], [], []
+compiled, launched, compiled_before, loaded, given, programs = [], [], [], [], [], []
 
 from drawlot import LogitsRows, RejectionSampler, Sampler, SamplingParams, SparseDraftLogits
 from drawlot.kernels import registry

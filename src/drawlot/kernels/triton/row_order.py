@@ -16,21 +16,6 @@ from drawlot.kernels.triton.states import asked_of_scan
 
 _LAST_ROWS = tl.constexpr(32)
 """Of which edited ones come first: one a lane of a warp"""
-ROWS_AHEAD = tl.constexpr(8)
-"""Of which there are programs ahead, if there are as many edited ones"""
-_ROWS_AT_ONCE = tl.constexpr(16)
-"""So few that the programs of all of a large vocabulary run at once: none begins late"""
-
-
-def num_rows_ahead(num_rows: int) -> int:
-    """For how many rows programs come ahead of those of so many."""
-    return int(ROWS_AHEAD.value) if num_rows > _ROWS_AT_ONCE.value else 0
-
-
-@triton.jit
-def num_programs_ahead(NUM_BLOCKS: tl.constexpr):
-    """How many of the grid's programs these are, each row having NUM_BLOCKS."""
-    return tl.where(_begin_late(NUM_BLOCKS), ROWS_AHEAD * NUM_BLOCKS, 0)
 
 
 @triton.jit
@@ -42,13 +27,13 @@ def row_ahead(states, num_rows, number):
 
 
 @triton.jit
-def is_ahead(states, num_rows, row, NUM_BLOCKS: tl.constexpr):
-    """Whether programs ahead read an edited row."""
+def is_ahead(states, num_rows, row, AHEAD: tl.constexpr):
+    """Whether programs ahead, of so many rows, read an edited row."""
     place, result = (row - tl.maximum(num_rows - _LAST_ROWS, 0)).to(tl.int32), row < 0
-    if _begin_late(NUM_BLOCKS) & (place >= 0):
+    if place >= 0:
         rows, edited = _edited_of_last(states, num_rows)
         is_edited = tl.sum(tl.where(rows == row, edited, 0)) != 0
-        result = is_edited & (_num_before(edited, place) < ROWS_AHEAD)
+        result = is_edited & (_num_before(edited, place) < AHEAD)
     return result
 
 
@@ -58,7 +43,7 @@ def row_in_order(states, item, NUM_BLOCKS: tl.constexpr):
     row = item // NUM_BLOCKS
     # By programs, lest all work out how many rows there are.
     start = tl.maximum(tl.num_programs(0) - _LAST_ROWS * NUM_BLOCKS, 0)
-    if (item >= start) & _begin_late(NUM_BLOCKS):
+    if item >= start:
         first, place = row - (item - start) // NUM_BLOCKS, tl.arange(0, _LAST_ROWS)
         exists = (first + place) * NUM_BLOCKS < tl.num_programs(0)
         edited = _edited(states, first + place, exists, True)
@@ -66,12 +51,6 @@ def row_in_order(states, item, NUM_BLOCKS: tl.constexpr):
         at = tl.where(edited != 0, before, tl.sum(edited) + place - before)
         row = first + tl.sum(tl.where(at == row - first, place, 0))
     return row
-
-
-@triton.jit
-def _begin_late(NUM_BLOCKS: tl.constexpr):
-    """Whether there are so many programs that some begin when others end."""
-    return tl.num_programs(0) > _ROWS_AT_ONCE * NUM_BLOCKS
 
 
 @triton.jit

@@ -11,7 +11,6 @@ from drawlot.kernels.triton.all_tokens import put_many_top_tokens
 from drawlot.kernels.triton.arguments import Columns, Drawn, Rows, States, Wanted
 from drawlot.kernels.triton.finish import finish_kernel
 from drawlot.kernels.triton.launch import Launch, pack
-from drawlot.kernels.triton.row_order import num_rows_ahead
 from drawlot.kernels.triton.scan import scan_kernel
 from drawlot.kernels.triton.state_table import asked_of
 from drawlot.kernels.triton.whole_rows import whole_rows_kernel
@@ -25,6 +24,8 @@ from drawlot.kernels.triton.workspace import (
     NUM_WARPS,
     RANK_TILES,
     ROOM,
+    ROWS_AHEAD,
+    ROWS_AT_ONCE,
     SCAN_TILES,
     WHOLE_TILES,
     Workspace,
@@ -113,8 +114,8 @@ def launches_of_draw(
 
     early: dict[str, Any] = {"EARLY": how["OVERLAP"], "launch_pdl": how["OVERLAP"]}
     at_once: dict[str, Any] = {"num_warps": NUM_WARPS, "maxnreg": FEW_REGISTERS}
-    lays = {"LOWERS": False}
     most_early = MANY_PROGRAMS // num_blocks
+    begin_at_once, few_early = min(ROWS_AT_ONCE, most_early), min(FEW_ROWS, most_early)
 
     def is_early(rows: Rows) -> bool:
         return bool(how["OVERLAP"]) and sets_up_early(rows)
@@ -122,11 +123,16 @@ def launches_of_draw(
     def lowers(rows: Rows) -> bool:
         return work.tiles.edit_bounds is not None and rows.edits_of is not None
 
+    def rows_ahead(rows: Rows) -> int:
+        return 0 if rows.edits_of is None else ROWS_AHEAD
+
     def programs_of_scan(n: int, rows: Rows) -> int:
-        lays_all = rows.edits_of is not None and (n <= FEW_ROWS or not lowers(rows))
-        programs: int = (n + (num_rows_ahead(n) if lays_all else 0)) * num_blocks
+        has_ahead = n > begin_at_once and (n <= FEW_ROWS or not lowers(rows))
+        programs: int = (n + (rows_ahead(rows) if has_ahead else 0)) * num_blocks
         return programs
 
+    lays = {"LOWERS": False}
+    lays_ahead = {**lays, "AHEAD": rows_ahead}
     return [
         Launch(
             scan_kernel,
@@ -143,9 +149,11 @@ def launches_of_draw(
             OVERLAP=how["OVERLAP"],
             launch_pdl=is_early,
             LOWERS=lowers,
+            AHEAD=lambda rows: 0 if lowers(rows) else rows_ahead(rows),
             forms=(
-                (min(FEW_ROWS, most_early), {**early, **lays}),
-                (most_early, early) if most_early > FEW_ROWS else (FEW_ROWS, lays),
+                (begin_at_once, {**early, **lays, "AHEAD": 0}),
+                (few_early, {**early, **lays_ahead}),
+                (most_early, early) if most_early > FEW_ROWS else (FEW_ROWS, lays_ahead),
             ),
         ),
         Launch(

@@ -13,7 +13,7 @@ from drawlot.kernels.triton.edit_kernels import (
 )
 from drawlot.kernels.triton.lowered import kind_of_lowered, lows_of, may_be_lowered
 from drawlot.kernels.triton.pdl import follow_of_many
-from drawlot.kernels.triton.row_order import ROWS_AHEAD, is_ahead, num_programs_ahead, row_ahead, row_in_order
+from drawlot.kernels.triton.row_order import is_ahead, row_ahead, row_in_order
 from drawlot.kernels.triton.states import asked_by
 from drawlot.kernels.triton.summary import NUM_ROWS, UNDECIDED
 from drawlot.kernels.triton.tile_summary import GROUPS, best_group, of_each, tile_maxima, tile_sums
@@ -42,19 +42,17 @@ def scan_kernel(
     TILES: tl.constexpr,
     FULL: tl.constexpr,
     LOWERS: tl.constexpr,
+    AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program: TILES tiles of one row.
 
-    FULL: every tile of a row has 128 tokens. LOWERS: rows may be `lowered`, for which there are tables and bounds; if
-    not, and there are edits, there may be programs ahead of those of the rows, see `row_order`.
+    FULL: every tile of a row has 128 tokens. LOWERS: rows may be `lowered`, for which there are tables and bounds.
+    AHEAD: so many edited rows have programs ahead of all others, see `row_order`.
     """
-    num_ahead = 0
-    if rows.edits_of is not None and not LOWERS:
-        num_ahead = num_programs_ahead(NUM_BLOCKS)
-    item, num_rows = tl.program_id(0) - num_ahead, (tl.num_programs(0) - num_ahead) // NUM_BLOCKS
-    scan_block(rows, states, tiles, item, num_rows, NUM_BLOCKS, TILES, FULL, LOWERS, EARLY, OVERLAP)
+    item, num_rows = tl.program_id(0) - AHEAD * NUM_BLOCKS, tl.num_programs(0) // NUM_BLOCKS - AHEAD
+    scan_block(rows, states, tiles, item, num_rows, NUM_BLOCKS, TILES, FULL, LOWERS, AHEAD, EARLY, OVERLAP)
 
 
 @triton.jit
@@ -68,15 +66,15 @@ def scan_block(
     TILES: tl.constexpr,
     FULL: tl.constexpr,
     LOWERS: tl.constexpr,
+    AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Item: a block of TILES tiles of one row. undecided: how many have to count themselves decided.
 
-    Where edits are laid over rows here these are all rows; items below 0 are those of rows ahead. FULL, LOWERS: as for
-    `scan_kernel`.
+    Where edits are laid over rows here these are all rows; items below 0 are those of rows ahead. FULL, LOWERS, AHEAD:
+    as for `scan_kernel`.
     """
-    AHEAD: tl.constexpr = ROWS_AHEAD if rows.edits_of is not None and not LOWERS else 0
     row, block = item // NUM_BLOCKS, (item + AHEAD * NUM_BLOCKS) % NUM_BLOCKS
     tile = block * TILES + tl.arange(0, TILES)
     SIDE: tl.constexpr = 32 // rows.logits.dtype.element_ty.primitive_bitwidth
@@ -87,7 +85,7 @@ def scan_block(
     # In front of all branches: behind one the compiler does not see that 32 bits are wide enough.
     start, at = line_at(row, rows.stride), line_at(row, tiles.stride) + tile
     follow_of_many(EARLY, OVERLAP)
-    if rows.edits_of is not None:
+    if LOWERS or AHEAD:
         is_row = item >= 0
         if LOWERS:
             row = row_in_order(states, item, NUM_BLOCKS)
@@ -120,7 +118,7 @@ def scan_block(
     if AHEAD:
         if (item >= 0) & (slot >= 0):
             # Programs ahead have laid edits over it.
-            state = tl.where(is_ahead(states, undecided, row, NUM_BLOCKS), -1, state)
+            state = tl.where(is_ahead(states, undecided, row, AHEAD), -1, state)
     if state >= 0:
         if rows.edits_of is not None:
             kind, is_raw = 0, slot < 0

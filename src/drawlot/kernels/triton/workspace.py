@@ -33,6 +33,10 @@ MANY_PROGRAMS = 9000
 """Of a scan of half-width logits: what each more takes to be set up early is not worth it; others wait for memory"""
 FEW_ROWS = 32
 """That find all of the GPU free: edits are laid over all of them, none is `lowered`"""
+ROWS_AT_ONCE = 16
+"""Of a large vocabulary, of which a scan's programs all run at once: no edited row begins late"""
+ROWS_AHEAD = 8
+"""Edited ones among the last, at most, that a scan of more rows reads by programs ahead of all others"""
 _ROWS_ASIDE = 16
 """In the interpreter, as for `rows_aside`: tests have fewer rows, and more"""
 NUM_WARPS, MANY_WARPS = 8, 4

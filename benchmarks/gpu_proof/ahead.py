@@ -85,6 +85,8 @@ def _idle(setting: Setting, proof: Proof) -> None:
 def _devices(setting: Setting, _proof: Proof) -> None:
     for vocab_size, _ in invariance.SIZES:
         setting.draw(random_batch(setting.generator(5), _FEW, vocab_size, PLAIN._replace(edits=invariance.EDITS)))
+        for dtype in (torch.float32, torch.bfloat16):
+            setting.backend.logprobs_of(*invariance.given_tokens(setting, _FEW, vocab_size, dtype))
 
 
 def _graphs(setting: Setting, _proof: Proof) -> None:

@@ -13,7 +13,7 @@ from benchmarks.gpu_proof.bits import differing, differing_but_for_rounding, pic
 from benchmarks.gpu_proof.edits_of_rows import moved
 from benchmarks.gpu_proof.proof import Proof, Setting
 from benchmarks.gpu_proof.random_rows import PLAIN, Batch, Form, random_batch, random_wanted
-from drawlot.kernels.inputs import SampledRows
+from drawlot.kernels.inputs import LogprobsWanted, SampledRows
 from drawlot.kernels.registry import get_backend
 from drawlot.sampling.logprobs import MODES
 
@@ -48,8 +48,10 @@ def prove_idle_filters(setting: Setting, proof: Proof) -> None:
 
 def prove_devices(setting: Setting, proof: Proof) -> None:
     """On the CPU, too."""
-    _devices(setting, proof, ((129, 64), (300, 64)) if setting.small else ((129, 4096), (4097, 8192), (128_256, 512)))
-    proof.summary = "the CPU's tokens"
+    sizes = ((129, 64), (300, 64)) if setting.small else ((129, 4096), (4097, 8192), (128_256, 512))
+    _devices(setting, proof, sizes)
+    _given_tokens(setting, proof, sizes)
+    proof.summary = "the CPU's tokens, and its logprobs of given ones"
 
 
 def check_rows(setting: Setting, proof: Proof, name: str, vocab_size: int, n: int) -> None:
@@ -147,6 +149,39 @@ def _devices(setting: Setting, proof: Proof, sizes: tuple[tuple[int, int], ...])
         near = expected.margin.cpu() < oracle.NEAR_TIE
         rows, excused, wrong = rows + n, excused + int((differs & near).sum()), wrong + int((differs & ~near).sum())
     proof.check("the torch backend on the CPU", wrong == 0 and excused <= 3, rows=rows, near_ties=excused, wrong=wrong)
+
+
+def _given_tokens(setting: Setting, proof: Proof, sizes: tuple[tuple[int, int], ...]) -> None:
+    """The torch backend on the CPU tells the same of given tokens, where nothing is drawn; values but for rounding."""
+    on_cpu = get_backend("torch", torch.device("cpu"))
+    for vocab_size, n in sizes:
+        for dtype in (torch.float32, torch.bfloat16):
+            logits, token_ids, wanted = given_tokens(setting, n, vocab_size, dtype)
+            ids, values, ranks = (part.cpu() for part in setting.backend.logprobs_of(logits, token_ids, wanted))
+            host = on_cpu.logprobs_of(logits.cpu(), token_ids.cpu(), wanted._replace(**_fields_on_cpu(wanted)))
+            same = torch.equal(ids, host[0]) and torch.equal(ranks, host[2])
+            proof.check(
+                f"logprobs of given tokens, V = {vocab_size}, {dtype}",
+                same and torch.allclose(values, host[1], rtol=1e-6, atol=1e-5),
+                rows=n,
+            )
+
+
+def given_tokens(
+    setting: Setting, n: int, vocab_size: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, LogprobsWanted]:
+    """Logits of which some tie, a token of each row, and who wants what of it: five top tokens, or two given ones."""
+    generator, on = setting.generator(7), setting.device
+    logits = (torch.randn(n, vocab_size, generator=generator, device=on) * 8).round() / 4
+    ids = torch.randint(vocab_size, (n, 3), generator=generator, device=on)
+    everyone, five = torch.ones(n, dtype=torch.bool, device=on), torch.full((n,), 5, device=on)
+    given = ids[:, 1:].clone()
+    given[::2] = -1
+    return logits.to(dtype), ids[:, 0].contiguous(), LogprobsWanted("raw_logprobs", everyone, five, given, 5)
+
+
+def _fields_on_cpu(wanted: LogprobsWanted) -> dict[str, Tensor]:
+    return {name: part.cpu() for name, part in wanted._asdict().items() if isinstance(part, Tensor)}
 
 
 def _on_cpu(part: Tensor | tuple[Tensor, ...]) -> object:

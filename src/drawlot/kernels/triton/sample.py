@@ -115,7 +115,8 @@ def launches_of_draw(
     early: dict[str, Any] = {"EARLY": how["OVERLAP"], "launch_pdl": how["OVERLAP"]}
     at_once: dict[str, Any] = {"num_warps": NUM_WARPS, "maxnreg": FEW_REGISTERS}
     most_early = MANY_PROGRAMS // num_blocks
-    begin_at_once, few_early = min(ROWS_AT_ONCE, most_early), min(FEW_ROWS, most_early)
+    few_early = min(FEW_ROWS, most_early)
+    begin_at_once = min(ROWS_AT_ONCE, few_early)
 
     def is_early(rows: Rows) -> bool:
         return bool(how["OVERLAP"]) and sets_up_early(rows)

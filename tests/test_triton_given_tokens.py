@@ -42,6 +42,6 @@ def test_given_and_top_tokens_are_the_cpus(dtype: torch.dtype, mode: str, num_lo
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_scores_are_the_cpus(dtype: torch.dtype) -> None:
-    logits, ids = logits_of(dtype), torch.tensor([[0, 9, 299]]).expand(N, 3)
+    logits, ids = logits_of(dtype), torch.tensor([0, 9, 285]) + 3 * torch.arange(N).unsqueeze(1)
     got = token_logprobs(logits.to(DEVICE), ids.to(DEVICE), backend="triton").cpu()
     torch.testing.assert_close(got, token_logprobs(logits, ids, backend="reference"), rtol=1e-6, atol=1e-6)

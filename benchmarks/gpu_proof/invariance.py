@@ -174,10 +174,10 @@ def given_tokens(
     generator, on = setting.generator(7), setting.device
     logits = (torch.randn(n, vocab_size, generator=generator, device=on) * 8).round() / 4
     ids = torch.randint(vocab_size, (n, 3), generator=generator, device=on)
-    everyone, five = torch.ones(n, dtype=torch.bool, device=on), torch.full((n,), 5, device=on)
-    given = ids[:, 1:].clone()
+    everyone, given = torch.ones(n, dtype=torch.bool, device=on), ids[:, 1:].clone()
     given[::2] = -1
-    return logits.to(dtype), ids[:, 0].contiguous(), LogprobsWanted("raw_logprobs", everyone, five, given, 5)
+    num_top = torch.where(given[:, 0] < 0, 5, 0)
+    return logits.to(dtype), ids[:, 0].contiguous(), LogprobsWanted("raw_logprobs", everyone, num_top, given, 5)
 
 
 def _fields_on_cpu(wanted: LogprobsWanted) -> dict[str, Tensor]:

@@ -59,10 +59,10 @@ def logprobs_of(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> tu
     if n:
         rows = rows_of(logits, Edits())
         work = Workspace.of(n, rows.num_tiles, device, raw=False)
-        # All rows read the one state, a greedy request's: summed at T = 1.
-        zeros = torch.zeros(n, dtype=torch.int64, device=device)
-        floats, ints = torch.zeros((3, 1), dtype=torch.float64, device=device), zeros.new_zeros((3, 1))
-        states = States(floats, ints, asked_of(floats, ints, None), 1, zeros, zeros, None)
+        # A greedy request for each row: summed at T = 1. What is wanted of a row is looked up by its request.
+        floats = torch.zeros((3, n), dtype=torch.float64, device=device)
+        ints, index = torch.zeros((3, n), dtype=torch.int64, device=device), torch.arange(n, device=device)
+        states = States(floats, ints, asked_of(floats, ints, None), n, index, ints[0], None)
         packed = pack(rows), pack(states)
         num_blocks = triton.cdiv(rows.num_tiles, SCAN_TILES)
         shape = {"NUM_BLOCKS": num_blocks, "TILES": SCAN_TILES, "FULL": rows.vocab_size % TILE == 0}

@@ -1,8 +1,8 @@
 """Which row a program of a scan reads: of the last rows edited ones first, whose programs take longer.
 
 The last programs of a scan are waited for. Where edits are laid over all rows, edited ones have programs ahead of all
-others, which then need not know an order: their own do nothing. Else programs of the last rows work their order out,
-since so many edited ones may be `lowered`, and what each program has to know for the other way costs many rows more.
+others; their own do nothing, and no program has to know an order. Where rows may be `lowered` the last rows' programs
+work one out: programs ahead would cost steps of many rows more, by what each program then has to know.
 
 A row is taken for that of the request with its number, as it mostly is, which is known a load sooner. Where it is not,
 rows come in another order, or one that nobody edits is read twice, to the same end.

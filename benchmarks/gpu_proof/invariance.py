@@ -4,6 +4,7 @@ One thing may: the last bit of a logprob where the rows lie elsewhere in memory 
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,8 +143,7 @@ def _devices(setting: Setting, proof: Proof, sizes: tuple[tuple[int, int], ...])
     for vocab_size, n in sizes:
         batch = random_batch(setting.generator(5), n, vocab_size, PLAIN._replace(edits=EDITS))
         drawn, expected = setting.draw(batch), oracle.sample_rows(batch.logits, batch.params, batch.edits)
-        edits = type(batch.edits)(*(None if part is None else _on_cpu(part) for part in batch.edits))
-        host = on_cpu.sample_rows(batch.logits.cpu(), _on_cpu(batch.params), edits, None)
+        host = on_cpu.sample_rows(batch.logits.cpu(), _on_cpu(batch.params), _on_cpu(batch.edits), None)
         differs = (drawn.token_ids.cpu() != host.token_ids) | (drawn.status.cpu() != host.status)
         assert expected.margin is not None
         near = expected.margin.cpu() < oracle.NEAR_TIE
@@ -156,9 +156,9 @@ def _given_tokens(setting: Setting, proof: Proof, sizes: tuple[tuple[int, int], 
     on_cpu = get_backend("torch", torch.device("cpu"))
     for vocab_size, n in sizes:
         for dtype in (torch.float32, torch.bfloat16):
-            logits, token_ids, wanted = given_tokens(setting, n, vocab_size, dtype)
-            ids, values, ranks = (part.cpu() for part in setting.backend.logprobs_of(logits, token_ids, wanted))
-            host = on_cpu.logprobs_of(logits.cpu(), token_ids.cpu(), wanted._replace(**_fields_on_cpu(wanted)))
+            given = given_tokens(setting, n, vocab_size, dtype)
+            ids, values, ranks = (part.cpu() for part in setting.backend.logprobs_of(*given))
+            host = on_cpu.logprobs_of(*_on_cpu(given))
             same = torch.equal(ids, host[0]) and torch.equal(ranks, host[2])
             proof.check(
                 f"logprobs of given tokens, V = {vocab_size}, {dtype}",
@@ -180,15 +180,14 @@ def given_tokens(
     return logits.to(dtype), ids[:, 0].contiguous(), LogprobsWanted("raw_logprobs", everyone, num_top, given, 5)
 
 
-def _fields_on_cpu(wanted: LogprobsWanted) -> dict[str, Tensor]:
-    return {name: part.cpu() for name, part in wanted._asdict().items() if isinstance(part, Tensor)}
-
-
-def _on_cpu(part: Tensor | tuple[Tensor, ...]) -> object:
+def _on_cpu(part: Any) -> Any:
+    """The same, with its tensors on the CPU."""
     if isinstance(part, Tensor):
         return part.cpu()
-    columns = [column.cpu() for column in part]
-    return type(part)(*columns) if hasattr(part, "_fields") else tuple(columns)
+    if isinstance(part, tuple):
+        parts = [_on_cpu(each) for each in part]
+        return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
+    return part
 
 
 def _planted(setting: Setting, proof: Proof, vocab_size: int, n: int) -> None:

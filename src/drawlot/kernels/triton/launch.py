@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -109,7 +110,7 @@ class Launch:
     def __init__(
         self,
         kernel: Any,
-        grid: Callable[[int, Any], int],
+        grid: Callable[[int, Callable[[str], Any]], int],
         *arguments: Any,
         forms: Sequence[tuple[int, dict[str, Any]]] = (),
         **constants: Any,
@@ -118,7 +119,7 @@ class Launch:
 
         Args:
             kernel: Its first two parameters are what `__call__` is given, then come the arguments and the constants.
-            grid: How many programs a call for so many rows has, with this first parameter.
+            grid: How many programs a call for so many rows has; what it is given tells the call's constants by name.
             arguments: Tuples of tensors and numbers, numbers, None; kept alive.
             forms: Other options for calls for at most so many rows; the first one counts. All are compiled at once.
             constants: Constexprs, and options of the compiler; these may be functions of the first parameter.
@@ -138,7 +139,6 @@ class Launch:
 
     def __call__(self, n: int, first: Packed, second: Packed) -> None:
         """Run the kernel for n rows on the current stream, with these two before the other arguments."""
-        programs = self._grid(n, first.stand_in)
         if _only_compiles.get():
             self._start_compiling(first.stand_in, second.stand_in)
             return
@@ -146,6 +146,7 @@ class Launch:
             if n <= form[0]:
                 break
         _, number, constants = form
+        programs = self._grid(n, partial(_option, constants, first.stand_in))
         if not isinstance(self._kernel, JITFunction):
             # Triton's interpreter.
             arguments = map(_unpacked, (first, second, *self._arguments))
@@ -192,7 +193,12 @@ def _name_callees_first(function: JITFunction[Any]) -> None:
 
 
 def _options(constants: dict[str, Any], first: Any) -> dict[str, Any]:
-    return {name: value(first) if callable(value) else value for name, value in constants.items()}
+    return {name: _option(constants, first, name) for name in constants}
+
+
+def _option(constants: dict[str, Any], first: Any, name: str) -> Any:
+    value = constants[name]
+    return value(first) if callable(value) else value
 
 
 def _stand_in(argument: Any, numbers: list[int], *, known_multiple: bool) -> Any:

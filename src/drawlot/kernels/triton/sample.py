@@ -116,7 +116,6 @@ def launches_of_draw(
     at_once: dict[str, Any] = {"num_warps": NUM_WARPS, "maxnreg": FEW_REGISTERS}
     most_early = MANY_PROGRAMS // num_blocks
     few_early = min(FEW_ROWS, most_early)
-    begin_at_once = min(ROWS_AT_ONCE, few_early)
 
     def is_early(rows: Rows) -> bool:
         return bool(how["OVERLAP"]) and sets_up_early(rows)
@@ -127,17 +126,12 @@ def launches_of_draw(
     def rows_ahead(rows: Rows) -> int:
         return 0 if rows.edits_of is None else ROWS_AHEAD
 
-    def programs_of_scan(n: int, rows: Rows) -> int:
-        has_ahead = n > begin_at_once and (n <= FEW_ROWS or not lowers(rows))
-        programs: int = (n + (rows_ahead(rows) if has_ahead else 0)) * num_blocks
-        return programs
-
     lays = {"LOWERS": False}
     lays_ahead = {**lays, "AHEAD": rows_ahead}
     return [
         Launch(
             scan_kernel,
-            programs_of_scan,
+            lambda n, option: (n + option("AHEAD")) * num_blocks,
             work.tiles,
             NUM_BLOCKS=num_blocks,
             TILES=SCAN_TILES,
@@ -152,7 +146,7 @@ def launches_of_draw(
             LOWERS=lowers,
             AHEAD=lambda rows: 0 if lowers(rows) else rows_ahead(rows),
             forms=(
-                (begin_at_once, {**early, **lays, "AHEAD": 0}),
+                (min(ROWS_AT_ONCE, few_early), {**early, **lays, "AHEAD": 0}),
                 (few_early, {**early, **lays_ahead}),
                 (most_early, early) if most_early > FEW_ROWS else (FEW_ROWS, lays_ahead),
             ),

@@ -1,14 +1,17 @@
 """All paths at small sizes under compute-sanitizer: no access outside of memory, no race in shared memory.
 
-`compute-sanitizer --tool memcheck python -m benchmarks.gpu_proof.sanitizer [BACKEND]` looks by hand; `--planted` in
-place of a backend writes out of bounds on purpose.
+`compute-sanitizer --tool memcheck python -m benchmarks.gpu_proof.sanitizer BACKEND SHARE` looks by hand at one of
+eight shares of the paths; `--planted` in place of both writes out of bounds on purpose.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -23,8 +26,11 @@ from benchmarks.gpu_proof.steps import play
 from drawlot.kernels.registry import get_backend
 
 _SECONDS = 240
+SHARES = 8
+"""Processes of a tool, which takes longer to look through kernels than these take to run"""
 SIZES = (20_000, 4097, 129, 5)
 """Vocabularies"""
+_MODULE, _ENDED = "benchmarks.gpu_proof.sanitizer", "all paths taken"
 _CLEAN = {
     "memcheck": "ERROR SUMMARY: 0 errors",
     "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
@@ -37,16 +43,19 @@ def prove(setting: Setting, proof: Proof) -> None:
     if tool is None or not setting.on_gpu:
         proof.skip("compute-sanitizer", "not on this machine" if setting.on_gpu else "the device is no GPU")
         return
-    # Compiling takes minutes, and many times as long under a tool: Triton's cache on disk has it from here on.
-    proof.apart(setting, draw_form, [(vocab_size, number) for vocab_size in SIZES for number in range(len(FORMS))])
-    subprocess.run([sys.executable, "-m", "benchmarks.gpu_proof.sanitizer", setting.backend.name], check=True)
-    with ThreadPoolExecutor(len(_CLEAN)) as threads:
-        outputs = list(threads.map(lambda name: _under(tool, name, setting.backend.name), _CLEAN))
-    for (name, clean), output in zip(_CLEAN.items(), outputs):
+    shares = [[setting.backend.name, str(share)] for share in range(SHARES)]
+    with ThreadPoolExecutor(SHARES * len(_CLEAN)) as threads:
+        # Compiling takes minutes, and many times as long under a tool: Triton's cache on disk has it from here on.
+        for alone in threads.map(lambda share: _output_of([sys.executable, "-m", _MODULE, *share]), shares):
+            proof.check("without a tool", _ENDED in alone, last_lines=alone.splitlines()[-12:])
+        tasks = list(product(_CLEAN, shares))
+        outputs = list(threads.map(lambda task: _under(tool, task[0], *task[1]), tasks))
+    for (name, share), output in zip(tasks, outputs):
         if "Device not supported" in output:
             proof.skip(name, "compute-sanitizer does not support the device")
             continue
-        proof.check(name, clean in output and "all paths taken" in output, last_lines=output.splitlines()[-12:])
+        clean = _CLEAN[name] in output and _ENDED in output
+        proof.check(f"{name}, share {share[1]}", clean, last_lines=output.splitlines()[-12:])
     if proof.verdict == "passed":
         output = _under(tool, "memcheck", "--planted")
         found = "Invalid __global__ write" in output
@@ -54,12 +63,16 @@ def prove(setting: Setting, proof: Proof) -> None:
     proof.summary = "memcheck and racecheck clean over all paths"
 
 
-def _under(tool: str, check: str, argument: str) -> str:
-    """What the tool said; a block of its own for every tensor, so that its ends are the ends of memory."""
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+def _under(tool: str, check: str, *arguments: str) -> str:
+    """What the tool said."""
     # Torch probes the driver with calls that fail and mean no harm.
     options = ["--report-api-errors", "no"] if check == "memcheck" else []
-    command = [tool, "--tool", check, *options, sys.executable, "-m", "benchmarks.gpu_proof.sanitizer", argument]
+    return _output_of([tool, "--tool", check, *options, sys.executable, "-m", _MODULE, *arguments])
+
+
+def _output_of(command: list[str]) -> str:
+    """Of a command in which every tensor has a block of its own, so that its ends are the ends of memory."""
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
         run = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_SECONDS
@@ -71,19 +84,22 @@ def _under(tool: str, check: str, argument: str) -> str:
     return run.stdout
 
 
-def take_all_paths(backend_name: str) -> None:
-    """Draws of every kind of row in every form, and steps of a sampler with every kind of request."""
+def take_paths(backend_name: str, share: int) -> None:
+    """Draws of every kind of row in every form, and steps of a sampler with every kind of request: a share of these."""
     device = torch.device("cuda")
-    setting = Setting(get_backend(backend_name, device), device, small=True)
-    for vocab_size in SIZES:
-        for number in range(len(FORMS)):
-            draw_form(setting, Proof("sanitizer"), vocab_size, number)
-    play(setting, 300, seed=0)
+    setting, proof = Setting(get_backend(backend_name, device), device, small=True), Proof("sanitizer")
+    forms = product(SIZES, range(len(FORMS)))
+    paths: list[Callable[[], object]] = [partial(draw_form, setting, proof, *form) for form in forms]
+    for path in [*paths, partial(play, setting, 300, seed=0), partial(_take_steps, setting)][share::SHARES]:
+        path()
+    torch.cuda.synchronize()
+    print(_ENDED, flush=True)
+
+
+def _take_steps(setting: Setting) -> None:
     steps = Steps(setting, REQUESTS + EDITED, 4097, 20)
     for _ in range(3):
         steps.step()
-    torch.cuda.synchronize()
-    print("all paths taken", flush=True)
 
 
 def draw_form(setting: Setting, _proof: Proof, vocab_size: int, number: int) -> None:
@@ -102,5 +118,4 @@ def write_out_of_bounds() -> None:
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1] if len(sys.argv) > 1 else "triton"
-    write_out_of_bounds() if wanted == "--planted" else take_all_paths(wanted)
+    write_out_of_bounds() if sys.argv[1] == "--planted" else take_paths(sys.argv[1], int(sys.argv[2]))

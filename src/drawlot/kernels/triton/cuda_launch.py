@@ -96,6 +96,7 @@ class PreparedLaunch:
             ctypes.pointer(self._attribute),
             int(function.overlaps),
         )
+        self._grid = self._config.grid
         handle, parameters = ctypes.c_void_p(function.handle), ctypes.c_void_p(self._parameters.ctypes.data)
         self._given = ctypes.byref(self._config), handle, parameters, None
 
@@ -108,7 +109,7 @@ class PreparedLaunch:
         if not programs:
             return
         self._first[:], self._second[:] = first, second
-        self._config.grid[0], self._config.stream = programs, stream
+        self._grid[0], self._config.stream = programs, stream
         launch = _driver().cuLaunchKernelEx
         error = launch(*self._given)
         if error == _NO_CONTEXT:

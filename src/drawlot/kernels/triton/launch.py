@@ -124,15 +124,16 @@ class Launch:
             forms: Other options for calls for at most so many rows; the first one counts. All are compiled at once.
             constants: Constexprs, and options of the compiler; these may be functions of the first parameter.
         """
-        if isinstance(kernel, JITFunction):
+        self._kernel, self._is_compiled = kernel, isinstance(kernel, JITFunction)
+        if self._is_compiled:
             _name_callees_first(kernel)
-        self._kernel = kernel
         self._grid = grid
         self._arguments = arguments
         # No call has more rows than the last form is for.
         every = (*forms, (_MOST_ROWS, {}))
         self._forms = [(most, i, {**constants, **options}) for i, (most, options) in enumerate(every) if most]
-        self._prepared: dict[Any, PreparedLaunch] = {}
+        self._prepared: dict[tuple[int, int, int], PreparedLaunch] = {}
+        self._ready: dict[tuple[int, int, int], tuple[PreparedLaunch, int, int]] = {}
         packed = [pack(argument) for argument in arguments]
         self._stand_ins = tuple(argument.stand_in for argument in packed)
         self._numbers = np.concatenate([np.zeros(0, np.int64), *(argument.numbers for argument in packed)])
@@ -142,27 +143,35 @@ class Launch:
         if _only_compiles.get():
             self._start_compiling(first.stand_in, second.stand_in)
             return
-        for form in self._forms:
-            if n <= form[0]:
-                break
-        _, number, constants = form
-        programs = self._grid(n, partial(_option, constants, first.stand_in))
-        if not isinstance(self._kernel, JITFunction):
+        if not self._is_compiled:
             # Triton's interpreter.
+            constants, _ = self._form_of(n)
             arguments = map(_unpacked, (first, second, *self._arguments))
+            programs = self._grid(n, partial(_option, constants, first.stand_in))
             self._kernel[(programs,)](*arguments, **_options(constants, first.stand_in))
             return
-        device = driver.active.get_current_device()
-        key = device, first.kind, second.kind, number
-        launch = self._prepared.get(key)
-        if launch is None:
-            for _, other, constants in self._forms:
-                self._prepared[*key[:3], other] = self._prepare(device, constants, first, second)
-            launch = self._prepared[key]
+        key = n, first.kind, second.kind
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = self._make_ready(n, first, second)
+        launch, programs, device = ready
         launch(programs, driver.active.get_current_stream(device), first.numbers, second.numbers)
 
+    def _form_of(self, n: int) -> tuple[dict[str, Any], int]:
+        """Constants of a call for n rows, and the number of their form."""
+        return next((constants, number) for most, number, constants in self._forms if n <= most)
+
+    def _make_ready(self, n: int, first: Packed, second: Packed) -> tuple[PreparedLaunch, int, int]:
+        """What such calls have in common: the launch, programs and device, which holds all that a launch is given."""
+        device, (constants, number) = driver.active.get_current_device(), self._form_of(n)
+        kinds = first.kind, second.kind
+        if (*kinds, number) not in self._prepared:
+            for _, other, of_other in self._forms:
+                self._prepared[*kinds, other] = self._prepare(device, of_other, first, second)
+        return self._prepared[*kinds, number], self._grid(n, partial(_option, constants, first.stand_in)), device
+
     def _start_compiling(self, *first: Any) -> None:
-        if isinstance(self._kernel, JITFunction):
+        if self._is_compiled:
             for _, _, constants in self._forms:
                 options = _options(constants, first[0])
                 self._kernel.run(*first, *self._stand_ins, grid=(1,), warmup=True, **options)

@@ -67,6 +67,7 @@ class StepSampler:
         self._numbers = StateTable(max_num_reqs, device)
         table = self._numbers.table
         self._device = table.device
+        self._on_device = torch.cuda.device_of(table)
         self._floats, self._ints = table[:FIRST_INT].view(torch.float64), table[FIRST_INT:]
         self._edits = EditSlots(table[SLOT], vocab_size)
         self._wanted = Wanted(table[WANTED], table[NUM_TOP], table.new_empty((max_num_reqs, 0)), 0)
@@ -98,8 +99,9 @@ class StepSampler:
         ids = request.logprob_token_ids
         if request.num_top is not None:
             asked = self._asks[req_idx] = _Most(request.num_top, 1 + max(request.num_top, len(ids)))
+            if not self._num_asking[asked]:
+                self._most = None
             self._num_asking[asked] += 1
-            self._most = None
         if ids:
             self._with_ids.add(req_idx)
             self._write_token_ids(req_idx, ids)
@@ -113,7 +115,7 @@ class StepSampler:
             self._num_asking[asked] -= 1
             if not self._num_asking[asked]:
                 del self._num_asking[asked]
-            self._most = None
+                self._most = None
         if req_idx in self._with_ids:
             self._with_ids.remove(req_idx)
             self._wanted.token_ids[req_idx].fill_(-1)
@@ -124,7 +126,7 @@ class StepSampler:
     def apply_staged_writes(self) -> None:
         """Bring added requests to the device."""
         if self._numbers.has_staged_writes:
-            with torch.cuda.device_of(self._floats):
+            with self._on_device:
                 self._numbers.apply_staged_writes()
 
     @property
@@ -149,7 +151,7 @@ class StepSampler:
     def sample(self, logits: Tensor, rows: LogitsRows, bitmask: Tensor | None) -> SampledRows:
         """Draw a token for each row of logits [N, >= V]; the next call overwrites what is returned."""
         n = len(logits)
-        with torch.cuda.device_of(self._floats):
+        with self._on_device:
             self._numbers.apply_staged_writes()
             if n > self._max_rows:
                 self._reserve_rows(triton.next_power_of_2(n))
@@ -164,7 +166,7 @@ class StepSampler:
     def commit(self, idx_mapping: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
         """Remember what was emitted; shapes as in `Sampler.commit`."""
         self.apply_staged_writes()
-        with torch.cuda.device_of(self._floats):
+        with self._on_device:
             self._edits.commit(idx_mapping, token_ids, num_sampled)
 
     def warm_up(self, logits: Tensor, bitmask: Tensor | None) -> None:

@@ -365,6 +365,19 @@ def test_what_live_requests_ask_for_is_the_key_of_a_capture() -> None:
     assert Sampler(4, V, backend="torch").capture_key is None
 
 
+def test_columns_are_as_many_as_the_requests_alive_want() -> None:
+    sampler, keys = Sampler(4, V, device=DEVICE, backend="triton"), []
+    for row, asked in enumerate((0, 2, 2, 5)):
+        sampler.add_request(row, SamplingParams(logprobs=asked), [1])
+        keys.append(sampler.capture_key)
+    zero, two, same, five = keys
+    assert two == same
+    assert len({zero, two, five}) == 3
+    for row, left in ((1, five), (3, two), (2, zero)):
+        sampler.remove_request(row)
+        assert sampler.capture_key == left
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

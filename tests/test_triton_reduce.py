@@ -72,6 +72,41 @@ def merge_largest_kernel(keys, found, N: tl.constexpr):
     tl.store(found + 2 * N + tl.arange(0, N), three)
 
 
+@triton.jit
+def merge_best_kernel(keys, tokens, found, A: tl.constexpr, B: tl.constexpr, N: tl.constexpr):
+    a, b, place = 2 * A * N + tl.arange(0, N), 2 * B * N + tl.arange(0, N), tl.arange(0, N)
+    best = reduce._best_two(
+        tl.load(keys + a),
+        tl.load(tokens + a),
+        tl.load(keys + a + N),
+        tl.load(tokens + a + N),
+        tl.load(keys + b),
+        tl.load(tokens + b),
+        tl.load(keys + b + N),
+        tl.load(tokens + b + N),
+    )
+    for i in tl.static_range(4):
+        tl.store(found + i * N + place, best[i])
+
+
+def check_merged_best() -> None:
+    # Of few keys, so that many are equal. Of what has one key alone the next is -inf, with the same token.
+    generator, n = torch.Generator().manual_seed(4), 64
+    tokens = torch.rand(n, 4, generator=generator).argsort(1).int()
+    keys = torch.randint(4, (n, 4), generator=generator).float()
+    for pair in (slice(0, 2), slice(2, 4)):
+        order = (keys[:, pair] * 8 - tokens[:, pair]).argsort(1, descending=True)
+        keys[:, pair], tokens[:, pair] = keys[:, pair].gather(1, order), tokens[:, pair].gather(1, order)
+    keys[::4, 3], tokens[::4, 3] = float("-inf"), tokens[::4, 2]
+    found = torch.zeros(2, 4, n)
+    for own, (a, b) in zip(found, ((0, 1), (1, 0))):
+        merge_best_kernel[(1,)](keys.T.contiguous(), tokens.T.contiguous(), own, a, b, n)
+    assert found[0].equal(found[1])
+    order = (keys * 8 - tokens).argsort(1, descending=True)[:, :2]
+    assert found[0, ::2].T.equal(keys.gather(1, order))
+    assert found[0, 1::2].T.equal(tokens.gather(1, order).float())
+
+
 def check_merged_lowest() -> None:
     # Of a GPU's threads both sides have a next one; the interpreter takes up one element after the other.
     halves = torch.rand(2, 2, 64, generator=torch.Generator().manual_seed(1)).mul(2**40).long().sort(1).values
@@ -146,7 +181,7 @@ def test_masses_are_summed_exactly() -> None:
     check_sums()
 
 
-@pytest.mark.parametrize("check", [check_merged_lowest, check_merged_highest, check_merged_largest])
+@pytest.mark.parametrize("check", [check_merged_lowest, check_merged_highest, check_merged_largest, check_merged_best])
 def test_two_sides_are_merged(check: Callable[[], None]) -> None:
     check()
 
@@ -163,6 +198,15 @@ def test_two_sides_are_merged(check: Callable[[], None]) -> None:
         (
             check_sums,
             KernelMutant("low word", reduce.fixed_sum_of_masses, "low.to(tl.int64) +", "0 * low.to(tl.int64) +"),
+        ),
+        (check_merged_best, KernelMutant("either wins", reduce._best_two, "(a_key > b_key) |", "(a_key >= b_key) |")),
+        (
+            check_merged_best,
+            KernelMutant("either is next", reduce._best_two, "(loser > after) |", "(loser >= after) |"),
+        ),
+        (
+            check_merged_best,
+            KernelMutant("the higher token", reduce._best_two, "(a_token < b_token)", "(a_token > b_token)"),
         ),
         (check_merged_largest, KernelMutant("a third", reduce._two_largest, "tl.maximum(a_third, b_third)", "a_third")),
     ],

@@ -209,7 +209,7 @@ def _first_largest(a_key, a_token, a_payload, b_key, b_token, b_payload):
 
 @triton.jit
 def two_largest(key, token):
-    """The tokens (int32) with the two largest keys, and the key of the third; which of equal ones is left open."""
+    """The tokens (int32) with the two largest keys, the lower first among equals, and the key of the third."""
     if _ONE_BY_ONE:
         first = tl.min(tl.where(key == tl.max(key), token, LAST_ID))
         others = tl.where(token == first, MINUS_INF, key)
@@ -269,7 +269,7 @@ def _two_lowest(a_key, a_next, b_key, b_next):
 def best_two_of_groups(key, token):
     """Of each group g of blocks [M, N, S], all [:, g, :], the two largest keys with their tokens (int32): four [N].
 
-    Which of equal keys comes first is left open.
+    Among equals the lower token comes first; of keys of -inf it is any.
     """
     if _ONE_BY_ONE:
         first = tl.max(tl.max(key, 2), 0)
@@ -288,10 +288,11 @@ def best_two_of_groups(key, token):
 
 @triton.jit
 def _best_two(a_key, a_token, a_next, a_next_token, b_key, b_token, b_next, b_next_token):
-    a_wins = a_key >= b_key
+    # The same from either side: threads that have the same numbers put what each finds in the same place.
+    a_wins = (a_key > b_key) | ((a_key == b_key) & (a_token < b_token))
     loser, losing_token = tl.minimum(a_key, b_key), tl.where(a_wins, b_token, a_token)
     after, after_token = tl.where(a_wins, a_next, b_next), tl.where(a_wins, a_next_token, b_next_token)
-    loser_is_next = loser >= after
+    loser_is_next = (loser > after) | ((loser == after) & (losing_token < after_token))
     return (
         tl.maximum(a_key, b_key),
         tl.where(a_wins, a_token, b_token),

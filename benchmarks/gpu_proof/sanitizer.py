@@ -106,7 +106,12 @@ def draw_form(setting: Setting, _proof: Proof, vocab_size: int, number: int) -> 
     """Draws rows of every kind in a form of bad rows' proof."""
     # Made on the host: the tool would look at all of torch's kernels too.
     batch = random_batch(torch.Generator().manual_seed(number), 2 * len(KINDS), vocab_size, FORMS[number])
-    setting.draw(tree_map_only(Tensor, lambda tensor: tensor.to(setting.device), batch))
+    setting.draw(tree_map_only(Tensor, lambda tensor: _moved(tensor, setting.device), batch))
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy that lies as the tensor does and ends where it ends: `Tensor.to` keeps no gaps between rows."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device).copy_(tensor)
 
 
 def write_out_of_bounds() -> None:

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton")
 from drawlot.kernels.triton.arguments import Overlay, RowEdits, Rows
 from drawlot.kernels.triton.launch import Packed, Template, pack
-from tests.without_gpu import printed
+from tests.without_gpu import counted, printed
 
 STEPS = """
 import ctypes
@@ -40,6 +40,18 @@ for step, n in enumerate((1, 3, 16, 3, 40)):
 print(len(seen), found[0])
 """
 
+KINDS = """
+from drawlot.kernels.triton.launch import Launch, pack
+from drawlot.kernels.triton.state_table import asked_kernel
+handles = []
+Cuda.cuLaunchKernelEx = lambda config, handle, parameters, extra: handles.append(handle.value) or 0
+single, double = torch.zeros(4), torch.zeros(4, dtype=torch.float64)
+launch = Launch(asked_kernel, lambda n, _: n, None, double, 4, BLOCK=128)
+for first, second in 2 * [(single, single), (double, single), (single, double)]:
+    launch(4, pack(first), pack(second))
+print(*handles)
+"""
+
 CHANGED = """
 _load = cuda_launch._sizes_of_parameters
 def changed(handle, count):
@@ -57,6 +69,10 @@ def test_the_driver_is_given_the_arguments_of_each_step(asks: str, place: int, c
     num_seen, found = map(int, printed(STEPS.format(asks, count), "scan_kernel").split())
     assert num_seen == 5
     assert found == place
+
+
+def test_a_launch_knows_kernels_by_the_types_of_its_arguments() -> None:
+    assert counted(KINDS) == 2 * [1, 2, 3]
 
 
 def rows_of(first: int, *, masked: bool, edited: bool) -> Rows:

@@ -26,11 +26,12 @@ from benchmarks.gpu_proof.steps import play
 from drawlot.kernels.registry import get_backend
 
 _SECONDS = 240
-SHARES = 8
+"""Of a share, under a tool"""
+_SHARES = 8
 """Processes of a tool, which takes longer to look through kernels than these take to run"""
 SIZES = (20_000, 4097, 129, 5)
 """Vocabularies"""
-_MODULE, _ENDED = "benchmarks.gpu_proof.sanitizer", "all paths taken"
+_ENDED = "all paths taken"
 _CLEAN = {
     "memcheck": "ERROR SUMMARY: 0 errors",
     "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
@@ -43,19 +44,20 @@ def prove(setting: Setting, proof: Proof) -> None:
     if tool is None or not setting.on_gpu:
         proof.skip("compute-sanitizer", "not on this machine" if setting.on_gpu else "the device is no GPU")
         return
-    shares = [[setting.backend.name, str(share)] for share in range(SHARES)]
-    with ThreadPoolExecutor(SHARES * len(_CLEAN)) as threads:
-        # Compiling takes minutes, and many times as long under a tool: Triton's cache on disk has it from here on.
-        for alone in threads.map(lambda share: _output_of([sys.executable, "-m", _MODULE, *share]), shares):
-            proof.check("without a tool", _ENDED in alone, last_lines=alone.splitlines()[-12:])
-        tasks = list(product(_CLEAN, shares))
-        outputs = list(threads.map(lambda task: _under(tool, task[0], *task[1]), tasks))
+    # Compiling takes minutes, and many times as long under a tool: Triton's cache on disk has it from here on.
+    proof.apart(setting, draw_form, [(vocab_size, number) for vocab_size in SIZES for number in range(len(FORMS))])
+    backend, tasks = setting.backend.name, list(product(_CLEAN, range(_SHARES)))
+    with ThreadPoolExecutor(len(tasks)) as threads:
+        alone = threads.map(lambda share: _output_of(_paths(backend, str(share)), None), range(_SHARES))
+        for share, output in enumerate(alone):
+            proof.check(f"without a tool, share {share}", _ENDED in output, last_lines=output.splitlines()[-12:])
+        outputs = list(threads.map(lambda task: _under(tool, task[0], backend, str(task[1])), tasks))
     for (name, share), output in zip(tasks, outputs):
         if "Device not supported" in output:
             proof.skip(name, "compute-sanitizer does not support the device")
             continue
         clean = _CLEAN[name] in output and _ENDED in output
-        proof.check(f"{name}, share {share[1]}", clean, last_lines=output.splitlines()[-12:])
+        proof.check(f"{name}, share {share}", clean, last_lines=output.splitlines()[-12:])
     if proof.verdict == "passed":
         output = _under(tool, "memcheck", "--planted")
         found = "Invalid __global__ write" in output
@@ -67,20 +69,25 @@ def _under(tool: str, check: str, *arguments: str) -> str:
     """What the tool said."""
     # Torch probes the driver with calls that fail and mean no harm.
     options = ["--report-api-errors", "no"] if check == "memcheck" else []
-    return _output_of([tool, "--tool", check, *options, sys.executable, "-m", _MODULE, *arguments])
+    return _output_of([tool, "--tool", check, *options, *_paths(*arguments)], _SECONDS)
 
 
-def _output_of(command: list[str]) -> str:
+def _paths(*arguments: str) -> list[str]:
+    """The command that takes paths."""
+    return [sys.executable, "-m", "benchmarks.gpu_proof.sanitizer", *arguments]
+
+
+def _output_of(command: list[str], seconds: float | None) -> str:
     """Of a command in which every tensor has a block of its own, so that its ends are the ends of memory."""
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
         run = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_SECONDS
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired as late:
         # Bytes, whatever text says.
         said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout
-        return f"{said}\nnot done in {_SECONDS} s"
+        return f"{said}\nnot done in {seconds} s"
     return run.stdout
 
 
@@ -90,7 +97,7 @@ def take_paths(backend_name: str, share: int) -> None:
     setting, proof = Setting(get_backend(backend_name, device), device, small=True), Proof("sanitizer")
     forms = product(SIZES, range(len(FORMS)))
     paths: list[Callable[[], object]] = [partial(draw_form, setting, proof, *form) for form in forms]
-    for path in [*paths, partial(play, setting, 300, seed=0), partial(_take_steps, setting)][share::SHARES]:
+    for path in [*paths, partial(play, setting, 300, seed=0), partial(_take_steps, setting)][share::_SHARES]:
         path()
     torch.cuda.synchronize()
     print(_ENDED, flush=True)

@@ -143,6 +143,16 @@ MUTANTS = [
         ),
     ),
     (
+        "second of two tiles",
+        30,
+        KernelMutant(
+            "tiles that are counted first",
+            ranks.count_or_leave_rank,
+            "before = tl.sum(_count_in_pairs(rows, row, first, last, x, token), 0)",
+            "before = tl.sum(num_tiles - num_tiles, 0)",
+        ),
+    ),
+    (
         "unfiltered, flat",
         30,
         KernelMutant("from 0, counted", ranks.ask_for_rank_alone, "ranks + row, 1)", "ranks + row, 0)"),

@@ -386,6 +386,8 @@ def finish_kernel(
                 law_of_raw(raw_max, raw_log_mass),
                 num_top,
                 has_columns,
+                # Rows that have programs beside them have no filters, mostly.
+                ASIDE,
                 LOGITS,
                 T,
                 ROOM,

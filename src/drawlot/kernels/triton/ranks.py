@@ -40,6 +40,7 @@ def count_or_leave_rank(
     law,
     num_top,
     has_columns,
+    COUNTS_FIRST: tl.constexpr,
     LOGITS: tl.constexpr,
     T: tl.constexpr,
     ROOM: tl.constexpr,
@@ -49,7 +50,8 @@ def count_or_leave_rank(
     """Tells the rank of a row's token among raw logits, and its column, if it wants one; or leaves the rank.
 
     What takes long is left. Counts the row decided. maxima: [T], of the raw values; x: the token's, if `has_x`; law: of
-    `law_of_raw`; columns, all_columns, num_top: as for `draw_from_list`; has_columns: all are stored, but for the rank.
+    `law_of_raw`; columns, all_columns, num_top: as for `draw_from_list`; has_columns: all are stored, but for the rank;
+    COUNTS_FIRST: how many tiles are to be read is found out before any is, since many rows leave their rank.
     """
     if has_x == 0:
         own = token + tl.arange(0, 1)
@@ -58,8 +60,14 @@ def count_or_leave_rank(
     tile = lines_of(tl.arange(0, T))
     selected = may_have_before(lines_of(maxima), x)
     first, last, num_tiles = _span_of_lines(tile, selected)
-    before, total, most = sum_two_and_largest(_count_in_pairs(rows, row, first, last, x, token), num_tiles)
+    if COUNTS_FIRST:
+        # Who counts a rank that is left need not wait for tiles that are read here in vain.
+        before, total, most = sum_two_and_largest(num_tiles, num_tiles)
+    else:
+        before, total, most = sum_two_and_largest(_count_in_pairs(rows, row, first, last, x, token), num_tiles)
     if total <= _FEW_TO_COUNT:
+        if COUNTS_FIRST:
+            before = tl.sum(_count_in_pairs(rows, row, first, last, x, token), 0)
         # From here on it is known that nobody reads the row again.
         leaves = row < 0
         if all_columns is not None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import engine_gpu
+from benchmarks.engine_gpu import __main__ as engine_gpu
 from tests.engine import torch_paged_attention
 
 pytest.importorskip("triton")

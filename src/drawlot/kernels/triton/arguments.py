@@ -188,6 +188,8 @@ class Whole(NamedTuple):
     """int64 [N, 16]: what a read sums up, see `weigh_proposals.FROM_LOW` and the others; by its place in `rows`"""
     kept_sums: Tensor
     """float32 [N, T]: as `Tiles.sums`, of kept tokens; only where `Tiles.undrawn` says who draws"""
+    noises: Tensor
+    """float32 or float64 [N, T]: of tiles, of rows without top_k, for a finish that may race over them"""
 
 
 class Summary(NamedTuple):

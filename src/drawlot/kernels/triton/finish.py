@@ -132,9 +132,10 @@ def finish_kernel(
     has_bounds = ((wants | lowered) if LOWERS else wants) & (edit_slot >= 0)
     # Edits that are laid over rows before the scan are known by their rows alone.
     may_be_apart = wants & ((edit_slot >= 0) | (scale != 1.0) | (rows.edits is not None and rows.edits_of is None))
-    noise = tl.zeros([T], tl.float64 if WIDE else tl.float32)
+    noises = whole.noises + row * T + tile
     if top_k <= 0:
-        noise = gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
+        # To memory, lest all rows keep it in registers until few of them need it.
+        tl.store(noises, gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE))
     penalties = load_penalties(rows, edit_slot) if LOWERS else 0.0
     wait_for_previous(OVERLAP)
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
@@ -295,6 +296,9 @@ def finish_kernel(
         # Who asks for the cut has its rows read again.
         keeps_list = keeps & (RAW or (columns is None and all_columns is None))
     if (done == 0) & (keeps_list | (filtered == 0)):
+        # Threads may have other tiles than those that they stored.
+        tl.debug_barrier()
+        noise = tl.load(noises)
         best, keys, mass = race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE)
         token = race_in_tile(rows, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
         if filtered:

@@ -87,10 +87,10 @@ def below_min_p(row_max, temperature, min_p):
 
 @triton.jit
 def need_of(filters):
-    """int32: of a row without top_k a list holds so many tokens at least, of one without filters all."""
+    """int32: so many tokens a list holds at least; without filters all. 0: what reaches min_p's line, and no more."""
     top_k, top_p, min_p = filters
-    filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
-    return tl.where(top_k > 0, top_k, tl.where(filtered, _WITHOUT_TOP_K, LAST_ID)).to(tl.int32)
+    others = tl.where(min_p > 0, 0, tl.where(top_p < 1, _WITHOUT_TOP_K, LAST_ID))
+    return tl.where(top_k > 0, top_k, others).to(tl.int32)
 
 
 @triton.jit
@@ -129,11 +129,13 @@ def begin_list(
                 x = without_touched(rows, slot_of_lowered(kind), ids, x)
         x = x.reshape(T * TILE)
         token_orders = order_of(x)
-        line, _ = line_of(token_orders, survey(x, x != x), need)
+        line, _ = line_of(token_orders, survey(x, x != x), tl.maximum(need, 1))
     else:
-        line, _ = line_of(order_of(lows), found, need)
+        # As many as there are reach the lowest, which is known: no search where none is needed.
+        line, _ = line_of(order_of(lows), found, tl.where(need > 0, need, found[2]))
     if (min_p > 0) & (top_k <= 0):
-        line = tl.minimum(line, below_min_p(value_of(found[0]), temperature, min_p))
+        least = below_min_p(value_of(found[0]), temperature, min_p)
+        line = tl.where(need > 0, tl.minimum(line, least), least)
     select_groups(lists, row, order_of(maxima), best_groups, line, LAST_ID)
     num_alone, num_crowded, group, raw, touched, new = begin_groups(rows, row, kind, lists, False, ROOM, BLOCK)
     return line, num_alone, num_crowded, group, raw, touched, new

@@ -59,7 +59,7 @@ def sample_rows(
     if n:
         rows = rows_of(logits, edits)
         raw = wanted is not None and wanted.mode.startswith("raw")
-        work = Workspace.of(n, rows.num_tiles, device, raw=raw)
+        work = Workspace.of(n, rows.num_tiles, device, raw=raw, wide=wide)
         asked = None if wanted is None else wanted_of(wanted)
         states = _states(params, logits.shape[1], None if asked is None else asked.wanted)
         packed = pack(rows), pack(states)

@@ -249,7 +249,7 @@ class StepSampler:
         refuse_capture(self._floats, "it has more rows than any before")
         self._max_rows = max_rows
         device, raw = self._floats.device, self._mode.startswith("raw")
-        work = Workspace.of(max_rows, self._num_tiles, device, raw=raw)
+        work = Workspace.of(max_rows, self._num_tiles, device, raw=raw, wide=self._wide)
         if raw:
             bounds = torch.empty_like(work.tiles.best_groups)
             work = work._replace(tiles=work.tiles._replace(edit_bounds=bounds))

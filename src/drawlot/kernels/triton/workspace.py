@@ -124,8 +124,8 @@ class Workspace(NamedTuple):
     """Power of two >= number of tiles"""
 
     @classmethod
-    def of(cls, n: int, num_tiles: int, device: torch.device, *, raw: bool) -> "Workspace":
-        """Room for n rows; raw: sums of raw logits too."""
+    def of(cls, n: int, num_tiles: int, device: torch.device, *, raw: bool, wide: bool = False) -> "Workspace":
+        """Room for n rows; raw: sums of raw logits too; wide: float64 noise."""
         width = tile_block(num_tiles)
 
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -169,6 +169,7 @@ class Workspace(NamedTuple):
                 empty(integer, n, RECORD.value),
                 empty(torch.int64, n, NUM_COUNTS.value),
                 empty(single, n, width),
+                empty(double if wide else single, n, width),
             ),
             lists(min(n, rows_aside(device))),
             width,

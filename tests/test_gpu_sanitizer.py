@@ -1,14 +1,13 @@
 """The proof by compute-sanitizer, with a stand-in for what its processes say."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
 from benchmarks.gpu_proof import sanitizer
 from benchmarks.gpu_proof.badrows import FORMS
-from benchmarks.gpu_proof.proof import Proof
+from benchmarks.gpu_proof.proof import Proof, Setting
+from drawlot.kernels.registry import get_backend
 
 CLEAN = f"{sanitizer._ENDED}\n{sanitizer._CLEAN['memcheck']}\n{sanitizer._CLEAN['racecheck']}\nInvalid __global__ write"
 
@@ -26,7 +25,7 @@ def verdict_of(monkeypatch: pytest.MonkeyPatch, others: dict[tuple[str, ...], st
     monkeypatch.setattr(sanitizer, "draw_form", lambda *_args: None)
     proof = Proof("sanitizer")
     monkeypatch.setattr(proof, "apart", lambda *_args: [])
-    sanitizer.prove(SimpleNamespace(on_gpu=True, backend=SimpleNamespace(name="triton")), proof)  # type: ignore[arg-type]
+    sanitizer.prove(Setting(get_backend("torch", torch.device("cpu")), torch.device("cuda"), small=False), proof)
     return proof.verdict
 
 

@@ -338,7 +338,7 @@ def test_few_rows_have_so_many_programs_for_whole_rows_that_all_find_a_place(mon
     monkeypatch.setattr(sample, "num_multiprocessors", lambda device: 132)
     monkeypatch.setattr(sample, "programs_beside", lambda device: 66)
     monkeypatch.setattr(sample, "programs_together", lambda device: 264)
-    work = Workspace.of(2, 1002, torch.device("cpu"), raw=False)
+    work = Workspace.of(2, 1002, torch.device("cpu"), raw=False, wide=False)
     drawn = Drawn(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.uint8))
     for reads_whole, programs in ((True, [66, 66, 264]), (False, [66, 66, 66])):
         launches = sample.launches_of_draw(

@@ -58,7 +58,7 @@ def logprobs_of(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> tu
     columns = columns_of(wanted, n, device)
     if n:
         rows = rows_of(logits, Edits())
-        work = Workspace.of(n, rows.num_tiles, device, raw=False)
+        work = Workspace.of(n, rows.num_tiles, device, raw=False, wide=False)
         # A greedy request for each row: summed at T = 1. What is wanted of a row is looked up by its request.
         floats = torch.zeros((3, n), dtype=torch.float64, device=device)
         ints, index = torch.zeros((3, n), dtype=torch.int64, device=device), torch.arange(n, device=device)

@@ -124,7 +124,7 @@ class Workspace(NamedTuple):
     """Power of two >= number of tiles"""
 
     @classmethod
-    def of(cls, n: int, num_tiles: int, device: torch.device, *, raw: bool, wide: bool = False) -> "Workspace":
+    def of(cls, n: int, num_tiles: int, device: torch.device, *, raw: bool, wide: bool) -> "Workspace":
         """Room for n rows; raw: sums of raw logits too; wide: float64 noise."""
         width = tile_block(num_tiles)
 

@@ -17,11 +17,10 @@ from drawlot.kernels.triton.decided import BOTH_SHARES, ONE_SHARE, decide, decid
 from drawlot.kernels.triton.from_list import begin_list, draw_from_list, mass_for_top_p, may_hold, need_of
 from drawlot.kernels.triton.listing import clear_list, survey, survey_beside
 from drawlot.kernels.triton.lowered import load_penalties
-from drawlot.kernels.triton.noise import gumbel_of_range
 from drawlot.kernels.triton.one_read import begin_counts
 from drawlot.kernels.triton.pdl import wait_for_previous
 from drawlot.kernels.triton.proposal import put_request
-from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, race_of_tiles
+from drawlot.kernels.triton.race import race_in_tile, race_of_tiles, store_noises
 from drawlot.kernels.triton.ranks import ask_for_rank, count_or_leave_rank
 from drawlot.kernels.triton.raw_mass import apart_by, log_row_mass, raw_apart, raw_law
 from drawlot.kernels.triton.reduce import largest_of_two
@@ -81,12 +80,14 @@ def finish_kernel(
     OVERLAP: tl.constexpr,
     ASIDE: tl.constexpr,
     LOWERS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
     """Program: one row. T: power of two >= number of tiles; ROOM: tokens of a list; BLOCK: groups read at a time.
 
     columns: of rows with one column; None: all_columns, if there are any, which `whole_rows` fills where no list tells
     them. RAW, LOGITS: what they hold, as for `fill_columns`. ASIDE: there are as many programs before these, which tell
-    top tokens that no draw needs, see `put_top_aside`. LOWERS: as for `scan_kernel`.
+    top tokens that no draw needs, see `put_top_aside`. LOWERS: as for `scan_kernel`. AT_ONCE: no two rows share a
+    multiprocessor.
     """
     SHARES: tl.constexpr = ONE_SHARE if ASIDE else BOTH_SHARES
     row = tl.program_id(0).to(tl.int64)
@@ -132,10 +133,9 @@ def finish_kernel(
     has_bounds = ((wants | lowered) if LOWERS else wants) & (edit_slot >= 0)
     # Edits that are laid over rows before the scan are known by their rows alone.
     may_be_apart = wants & ((edit_slot >= 0) | (scale != 1.0) | (rows.edits is not None and rows.edits_of is None))
-    noises = whole.noises + row * T + tile
     if top_k <= 0:
         # To memory, lest all rows keep it in registers until few of them need it.
-        tl.store(noises, gumbel_of_range(0, T, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE))
+        store_noises(whole, row, tiles.num, key, T, WIDE)
     penalties = load_penalties(rows, edit_slot) if LOWERS else 0.0
     wait_for_previous(OVERLAP)
     maxima = tl.load(tiles.maxima + at, mask=exists, other=MINUS_INF)
@@ -287,6 +287,7 @@ def finish_kernel(
             SHARES,
             OVERLAP,
             LOWERS,
+            AT_ONCE,
         )
         knows_raw = done
         if RAW:
@@ -298,7 +299,7 @@ def finish_kernel(
     if (done == 0) & (keeps_list | (filtered == 0)):
         # Threads may have other tiles than those that they stored.
         tl.debug_barrier()
-        noise = tl.load(noises)
+        noise = tl.load(whole.noises + row * T + tile, mask=exists, other=0.0)
         best, keys, mass = race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE)
         token = race_in_tile(rows, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
         if filtered:

@@ -13,6 +13,7 @@ from drawlot.kernels.triton.column_values import (
     wants_first,
 )
 from drawlot.kernels.triton.decided import decide
+from drawlot.kernels.triton.few_threads import leave_but_first
 from drawlot.kernels.triton.listing import (
     begin_groups,
     comes_before,
@@ -175,6 +176,7 @@ def draw_from_list(
     SHARES: tl.constexpr,
     OVERLAP: tl.constexpr,
     LOWERS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
     """Whether the list held all that the row keeps, and its token, which is stored then with its summary.
 
@@ -187,7 +189,7 @@ def draw_from_list(
     they have all that they are to have already; asks: the rank among raw values is another one, unless the row is
     `lowered`, or the token above the bound, an order that no touched token exceeds, raw or edited: then those before it
     are as they were; counts: whether to count the row decided as soon as the list decides it; raw_max, raw_log_mass: of
-    the raw logits.
+    the raw logits. AT_ONCE: as for `finish_kernel`.
     """
     # The mass of what is kept, and the cut, are for logprobs of what is kept.
     TELLS_CUT: tl.constexpr = not RAW and (columns is not None or all_columns is not None)
@@ -206,8 +208,11 @@ def draw_from_list(
             value, token = value_and_token(keys)
     z = z_of(value, row_max, temperature, WIDE)
     mass = tl.exp(z)
-    # Early, where other work waits for memory.
-    noises = noises_of_list(token, key, TARGET_TILE, TARGET_TOKEN, WIDE)
+    # Made when the cut is known, noise is beside the next kernel's begin. But few rows wait for edited ones, which have
+    # raw values on their way here, and let the next kernel begin later.
+    IS_EARLY: tl.constexpr = AT_ONCE and rows.edits is not None
+    if IS_EARLY:
+        noises = noises_of_list(token, key, TARGET_TILE, TARGET_TOKEN, WIDE)
     line = begun[0], z_of(value_of(begun[0]), row_max, temperature, WIDE)
     done, rank, num_kept, total = cut_list(lists, row, line, listed, keys, z, mass, filters, row_mass, TELLS_CUT, ROOM)
     winner, keeps, raw_of_winner, tells_rank = tl.full([], -1, tl.int32), row < 0, row_max, row < 0
@@ -222,6 +227,11 @@ def draw_from_list(
         elif asks:
             # What follows takes as long to begin as the rank takes to be told. It waits for the decision.
             let_next_start(OVERLAP)
+        if (asks == 0) | tells_rank:
+            # Nothing that follows is wider than the list.
+            leave_but_first(ROOM)
+        if not IS_EARLY:
+            noises = noises_of_list(token, key, TARGET_TILE, TARGET_TOKEN, WIDE)
         kept = rank < num_kept
         log_mass = tl.zeros([], z.dtype)
         if TELLS_CUT:

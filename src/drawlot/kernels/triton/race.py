@@ -11,6 +11,8 @@ from drawlot.kernels.triton.values import TILE, load_values, order_of
 
 TARGET_TILE = tl.constexpr(int(rng.Stream.TARGET_TILE))
 TARGET_TOKEN = tl.constexpr(int(rng.Stream.TARGET_TOKEN))
+_NOISES, _MORE_NOISES = tl.constexpr(1024), tl.constexpr(256)
+"""Of tiles: so many are made at once, and then so many at a time"""
 
 
 @triton.jit
@@ -43,6 +45,21 @@ def log_tile_masses(maxima, sums, row_max, temperature, WIDE: tl.constexpr):
     has_mass = sums > 0
     shift = z_of(tl.where(has_mass, maxima, row_max), row_max, temperature, WIDE)
     return tl.where(has_mass, tl.log(tl.where(has_mass, sums, 1.0)) + shift, float("-inf")), shift
+
+
+@triton.jit
+def store_noises(whole, row, num_tiles, key, T: tl.constexpr, WIDE: tl.constexpr):
+    """Stores the noise of a row's tiles, and no more than some beyond, up to T; key: as for `race_of_range`."""
+    FIRST: tl.constexpr = T if T < _NOISES else _NOISES
+    at = whole.noises + row * T
+    noise = gumbel_of_range(0, FIRST, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
+    tl.store(at + tl.arange(0, FIRST), noise)
+    if T > FIRST:
+        first = num_tiles * 0 + FIRST
+        while first < num_tiles:
+            more = gumbel_of_range(first, _MORE_NOISES, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE)
+            tl.store(at + first + tl.arange(0, _MORE_NOISES), more)
+            first += _MORE_NOISES
 
 
 @triton.jit

@@ -113,7 +113,7 @@ def launches_of_draw(
     aside = (rows_aside(device) if top_aside else _NO_CALL) if raw and columns is not None and not only_column else 0
 
     early: dict[str, Any] = {"EARLY": how["OVERLAP"], "launch_pdl": how["OVERLAP"]}
-    at_once: dict[str, Any] = {"num_warps": NUM_WARPS, "maxnreg": FEW_REGISTERS}
+    at_once: dict[str, Any] = {"num_warps": NUM_WARPS, "maxnreg": FEW_REGISTERS, "AT_ONCE": True}
     most_early = MANY_PROGRAMS // num_blocks
     few_early = min(FEW_ROWS, most_early)
 
@@ -171,6 +171,7 @@ def launches_of_draw(
             BLOCK=BLOCK,
             ASIDE=False,
             LOWERS=lowers,
+            AT_ONCE=False,
             maxnreg=FINISH_REGISTERS,
             # Rows that find a place at once have more warps; by fewer, several columns spill registers.
             num_warps=MANY_WARPS if all_columns is None else NUM_WARPS,

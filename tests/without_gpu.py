@@ -99,17 +99,21 @@ def print_sass(kernel):
         file.flush()
         print(subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout)
 """
-_DISASSEMBLES = """
+_PRINTS_IR = """
+def print_ir(kernel):
+    print(kernel.asm["ttgir"])
+"""
+_PRINTS_ONE = """
 _compile = JITFunction._do_compile
 {}
-def disassemble(self, key, *args, **kwargs):
+def compile_one(self, key, *args, **kwargs):
     if self.fn.__name__ != "{}":
         return count(self, key)
     kernel = _compile(self, key, *args, **kwargs)
-    print_sass(kernel)
+    {}(kernel)
     return kernel
 
-JITFunction._do_compile = disassemble
+JITFunction._do_compile = compile_one
 """
 _DISASSEMBLES_ONE = """
 def compile_and_print(self, *args, **kwargs):
@@ -141,7 +145,12 @@ def compiled_and_disassembled(script: str, kernel: str) -> tuple[list[str], str]
 
 def disassembled(script: str, kernel: str) -> str:
     """What ptxas makes of a kernel that a script compiles, which may do so in several forms."""
-    return _printed(_DRIVER + _PRINTS_SASS + _DISASSEMBLES.format(_COUNTS, kernel) + _OVERLAPS + script)
+    return _printed(_DRIVER + _PRINTS_SASS + _PRINTS_ONE.format(_COUNTS, kernel, "print_sass") + _OVERLAPS + script)
+
+
+def intermediate(script: str, kernel: str) -> str:
+    """What Triton makes of a kernel before PTX, with the types of all blocks; as for `disassembled`."""
+    return _printed(_DRIVER + _PRINTS_IR + _PRINTS_ONE.format(_COUNTS, kernel, "print_ir") + _OVERLAPS + script)
 
 
 def printed(script: str, kernel: str) -> str:

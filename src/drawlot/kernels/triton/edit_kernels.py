@@ -200,7 +200,8 @@ def lay_next(rows, edits, row, slot, asked, ids, x, entry):
 def penalised(x, entry, repetition, frequency, presence):
     """Values of tokens with these entries under penalties."""
     count = entry >> COUNT_SHIFT
-    scaled = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
+    # An exact quotient of -inf, which is where there is no token, would take a function in machine code.
+    scaled = tl.where(x > 0, tl.div_rn(tl.maximum(x, -1.0), repetition), x * repetition)
     lower = scaled - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
     return tl.where((entry & SEEN) != 0, lower, x)
 

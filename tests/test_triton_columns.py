@@ -47,9 +47,9 @@ ROWS = {
 
 
 def sample_alone(row: str, num_top: int, mode: str = "raw_logprobs", *, wanted: bool = True) -> None:
-    """One row, by both; there are columns for 120 top tokens, whatever is asked for."""
+    """One row, by both; there are as many columns as a list fills, whatever is asked for."""
     filters, x, edits = ROWS[row]
-    asked = LogprobsWanted(mode, torch.tensor([wanted]), torch.tensor([num_top]), torch.zeros(1, 0).long(), 120)
+    asked = LogprobsWanted(mode, torch.tensor([wanted]), torch.tensor([num_top]), torch.zeros(1, 0).long(), 128)
     expected = reference.sample_rows(x, params(1, **filters), edits, asked)
     got = sample.sample_rows(x, params(1, **filters), edits, asked)
     assert torch.equal(got.token_ids, expected.token_ids)

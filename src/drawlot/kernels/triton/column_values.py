@@ -91,10 +91,13 @@ def fit_a_list(columns, ROOM: tl.constexpr):
 @triton.jit
 def put_first_column(columns, row, token, logprob, ROOM: tl.constexpr):
     """Stores the columns of a row that wants the first alone, or none (token: -1), if they fit a list; not its rank."""
-    column = tl.arange(0, 2 * ROOM)
-    at, exists, is_first = row * columns.count + column, column < columns.count, column == 0
-    tl.store(columns.ids + at, tl.where(is_first, token, -1), mask=exists)
-    tl.store(columns.logprobs + at, tl.where(is_first, logprob, MINUS_INF), mask=exists)
+    first = row * columns.count
+    # No wider than a list: more threads may have left.
+    others, end = first + 1 + tl.arange(0, ROOM), first + columns.count
+    tl.store(columns.ids + others, tl.full([ROOM], -1, tl.int64), mask=others < end)
+    tl.store(columns.logprobs + others, tl.full([ROOM], MINUS_INF, tl.float32), mask=others < end)
+    tl.store(columns.ids + first, token)
+    tl.store(columns.logprobs + first, logprob)
 
 
 @triton.jit

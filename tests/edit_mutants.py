@@ -24,6 +24,7 @@ ALL = [
     KernelMutant("bad words forgotten", _LAYS, "(flags & ENDS_BAD_WORD) != 0:", "(flags & ENDS_BAD_WORD) < 0:"),
     KernelMutant("bias forgotten", _LAYS, "(flags & BIASED) != 0:", "(flags & BIASED) < 0:"),
     KernelMutant("the prompt is present", edit_kernels.penalised, "tl.where(count > 0, presence, 0.0)", "presence"),
+    KernelMutant("no quotient below 1", edit_kernels.penalised, "tl.maximum(x, -1.0)", "tl.maximum(x, 1.0)"),
     KernelMutant(
         "who edits nothing has another's edits",
         scan.scan_block,

@@ -21,7 +21,7 @@ def widest(lines: list[str]) -> int:
 
 
 def after_leaving(lines: list[str]) -> list[str]:
-    """What is done with a list that holds all, from where threads leave, if they do, which is a branch of its own."""
+    """What is done with a list that holds all, from where threads leave, and mostly some more."""
     (start,) = [i for i, line in enumerate(lines) if "leaves, own" in line]
     depth = 0
     for i in range(start, len(lines)):
@@ -42,3 +42,6 @@ def test_what_follows_is_no_wider_than_a_list(script: str) -> None:
         assert "tt.store" in "\n".join(follows)
         assert widest(follows) == ROOM
         assert widest(lines) > ROOM
+        # Who edits may ask for a rank that all threads count afterwards.
+        before, after = lines[lines.index(follows[0]) - 1], follows[1]
+        assert (before.lstrip().startswith("scf.if"), after.lstrip().startswith("}")) == (2 * (script is EDITS,))

@@ -57,7 +57,7 @@ def sample_alone(row: str, num_top: int, mode: str = "raw_logprobs", *, wanted: 
         torch.testing.assert_close(of_got, of_expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_top", [0, 3, 30, 90, 120])
+@pytest.mark.parametrize("num_top", [0, 3, 30, 90, 120, 128])
 @pytest.mark.parametrize("row", ROWS)
 def test_columns_of_one_row(row: str, num_top: int) -> None:
     sample_alone(row, num_top)

@@ -16,6 +16,7 @@ import triton.language as tl
 from drawlot import RowStatus, SamplingParams
 from drawlot.kernels.requests import Request, RequestEdits
 from drawlot.kernels.triton import finish, from_list, lowered, one_read, sample, scan, step_sampler
+from drawlot.kernels.triton.lost_mass import MOST_TOUCHED
 from tests.kernel_mutant import KernelMutant
 from tests.sampler_pair import INTERPRETED, Pair, rows_of
 
@@ -204,9 +205,14 @@ def test_rows_of_few_are_laid_over(monkeypatch: pytest.MonkeyPatch) -> None:
         assert signs_of(pair, n) == {sign}
 
 
-def request(*, top_k: int = 50, temperature: float = 1.0, **edits: object) -> Request:
+def request(
+    *, top_k: int = 50, top_p: float = 1.0, min_p: float = 0.0, temperature: float = 1.0, **edits: object
+) -> Request:
     of_all = RequestEdits(None, (), (), 0, {}, 1.0, 0.0, 0.0, (), (), (), looks_back=True)
-    return Request(temperature, 1.0, 0.0, top_k, 0, 0, None, (), of_all._replace(**edits))
+    return Request(temperature, top_p, min_p, top_k, 0, 0, None, (), of_all._replace(**edits))
+
+
+MANY_TOKENS = tuple(range(MOST_TOUCHED + 1))
 
 
 @pytest.mark.parametrize(
@@ -220,6 +226,14 @@ def request(*, top_k: int = 50, temperature: float = 1.0, **edits: object) -> Re
         (request(repetition=1e38), True),
         (request(repetition=1.2, top_k=0), False),
         (request(repetition=1.2, top_k=129), False),
+        (request(repetition=1.2, top_k=0, top_p=0.9), True),
+        (request(repetition=0.9, top_k=0, top_p=0.9), False),
+        (request(repetition=1.2, top_k=0, min_p=0.1), False),
+        (request(repetition=1.2, top_k=0, top_p=0.9, min_p=0.1), False),
+        (request(repetition=1.2, top_k=129, top_p=0.9), False),
+        (request(repetition=1.2, top_k=0, top_p=0.9, prompt=MANY_TOKENS[:-1], output=(1, 2)), True),
+        (request(repetition=1.2, top_k=0, top_p=0.9, prompt=(1, 2), output=MANY_TOKENS), False),
+        (request(repetition=1.2, prompt=MANY_TOKENS), True),
         (request(repetition=1.2, temperature=0.0), False),
         (request(repetition=1.2, bias={3: -1.0}), False),
         (request(repetition=1.2, allowed=(1, 2)), False),

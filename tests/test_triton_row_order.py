@@ -58,10 +58,11 @@ def test_rows_ahead_of_many_that_want_no_raw_logprobs() -> None:
 
 
 def states_of(n: int) -> tuple:
-    """States of n rows, of requests of which one in three is lowered, and one in three edited otherwise."""
+    """States of n rows, of requests of which one in two is lowered, half of these by mass, and one in four edited."""
     sampler = Sampler(REQUESTS, V, backend="triton")
     for row in range(REQUESTS):
-        edits = ({}, {"logit_bias": {1: 1.0}}, {"top_k": 5, "repetition_penalty": 1.2})[row % 3]
+        by_count, by_mass = {"top_k": 5, "repetition_penalty": 1.2}, {"top_p": 0.9, "repetition_penalty": 1.2}
+        edits = ({}, {"logit_bias": {1: 1.0}}, by_count, by_mass)[row % 4]
         sampler.add_request(row, SamplingParams(**edits), [1])
     rows = rows_of([*range(REQUESTS), -1, -1][-n:], [1] * n)
     sampler.apply_staged_writes()
@@ -70,28 +71,33 @@ def states_of(n: int) -> tuple:
 
 def kind_of(row: int) -> int:
     """That of the request which is taken for the row's."""
-    return min(row, REQUESTS - 1) % 3
+    return min(row, REQUESTS - 1) % 4
 
 
 @triton.jit
-def order_kernel(_rows, states, read, BLOCKS: tl.constexpr):
+def order_kernel(_rows, states, read, orders, BLOCKS: tl.constexpr, BY_MASS: tl.constexpr):
     """Program: one block of a row of a scan; stores which row it reads."""
-    tl.store(read + tl.program_id(0), row_order.row_in_order(states, tl.program_id(0), BLOCKS))
+    item = tl.program_id(0)
+    tl.store(read + item, row_order.row_in_order(states, item, tl.num_programs(0), orders, BLOCKS, BY_MASS))
 
 
-def compare_order(n: int) -> None:
+def compare_order(n: int, orders: int = 2, *, by_mass: bool = False) -> None:
     """Rows as programs of a scan read them: by the requests with their numbers, whose rows they mostly are."""
     read = torch.empty(BLOCKS * n, dtype=torch.int64)
-    order_kernel[(BLOCKS * n,)](None, states_of(n), read, BLOCKS)
-    first = max(n - 32, 0)
-    last = sorted(range(first, n), key=lambda row: (kind_of(row) != 1, row))
+    order_kernel[(BLOCKS * n,)](None, states_of(n), read, orders, BLOCKS, by_mass)
+    first, edited = max(n - 32, 0), (1,) if by_mass else (1, 3)
+    last = range(first, n)
+    if orders > by_mass:
+        last = sorted(last, key=lambda row: (kind_of(row) not in edited, row))
     assert read.view(n, BLOCKS).T.tolist() == [[*range(first), *last]] * BLOCKS
 
 
 @INTERPRETED
 @pytest.mark.parametrize("n", [5, 32, 33, 42])
 def test_order_of_the_last_rows(n: int) -> None:
-    compare_order(n)
+    for orders in range(3):
+        for by_mass in (False, True):
+            compare_order(n, orders, by_mass=by_mass)
 
 
 @triton.jit
@@ -156,14 +162,18 @@ def compare_all() -> None:
     draw_one_edited_row()
     for n in (5, 42):
         compare_order(n)
+        compare_order(n, by_mass=True)
+        compare_order(n, 1, by_mass=True)
         compare_ahead(n)
 
 
 ORDERS = [
     KernelMutant("requests beyond the last row", row_order._edited_of_last, "rows < num_rows", "rows < 99_999"),
     KernelMutant("rows that there are not", row_order._edited, "(slot >= 0) & exists", "(slot >= 0) | exists"),
-    KernelMutant("beyond the last row in an order", row_order.row_in_order, "< tl.num_programs(0)\n", "< 99_999\n"),
-    KernelMutant("lowered rows, too", row_order._edited, "edited & (lowered == 0)", "edited & (lowered >= 0)"),
+    KernelMutant("beyond the last row in an order", row_order.row_in_order, "< num_items\n", "< 99_999\n"),
+    KernelMutant("lowered rows, too", row_order._edited, "lowered == 0 if BY_MASS", "lowered >= 0 if BY_MASS"),
+    KernelMutant("none by mass", row_order._edited, "| needs_sums)", "| (needs_sums == 0))"),
+    KernelMutant("an order for nothing", row_order.row_in_order, "orders > BY_MASS", "orders > 0"),
     KernelMutant("requests that there are not", row_order._edited, "states.num_states - 1", "states.num_states"),
     KernelMutant("rows before the last ones", row_order._edited_of_last, "num_rows - _LAST_ROWS, 0)", "0, 0)"),
     KernelMutant("the first of the last rows", row_order.is_ahead, "place >= 0", "place >= 1"),

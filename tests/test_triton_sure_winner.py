@@ -9,6 +9,7 @@ from drawlot.kernels.inputs import Edits, LogprobsWanted, RowParams, SampledRows
 pytest.importorskip("triton")
 
 from drawlot.kernels.triton import likely_cut, proposal, sample, sure_winner
+from drawlot.kernels.triton.listing import NO_KEY
 from drawlot.kernels.triton.summary import COUNT, COUNT_OF_UNSURE
 from tests.kernel_mutant import KernelMutant
 from tests.test_triton_whole_rows import interpreted, params, workspaces_made
@@ -179,3 +180,18 @@ def test_rows_with_too_many_for_a_list_propose_by_a_sample(monkeypatch: pytest.M
     any_list = KernelMutant("any list", sure_winner.least_kept, "(need > 0) &", "(need > -1e30) &")
     with any_list.planted():
         assert num_unsure(monkeypatch, case) > unsure
+
+
+def test_lists_of_many_rows_hold_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows with so many tiles that lists of 96 tokens seldom have no room."""
+    for few_rows, v, least in ((32, 66_048, 64), (0, 66_048, 96), (0, WIDE_V, 64)):
+        x = torch.randn(3, v, generator=torch.Generator().manual_seed(7)) * 5
+        with monkeypatch.context() as patched:
+            patched.setattr(sample, "FEW_ROWS", few_rows)
+            works = workspaces_made(patched)
+            got = sample.sample_rows(x, params(3, top_p=0.5), Edits(), None)
+        assert (
+            got.token_ids.tolist() == reference.sample_rows(x, params(3, top_p=0.5), Edits(), None).token_ids.tolist()
+        )
+        listed = (works[0].lists.keys != NO_KEY.value).sum(1)
+        assert least <= listed.min() <= listed.max() < least + 28

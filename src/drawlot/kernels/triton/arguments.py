@@ -34,7 +34,8 @@ class Overlay(NamedTuple):
     touched: Tensor
     """int32 [N, words]: bit id & 31 of word id >> 5; defined where `kind` is above 0"""
     new_values: Tensor
-    """float32 [N, width], defined where touched"""
+    """float32 [N, width], defined where touched; of rows that are `lowered` without top_k the first two are what
+    `lost_mass` says"""
     words: int
     """Of whole tiles, four each, in `Rows.edits`: read at once"""
     width: int
@@ -46,10 +47,16 @@ class EditTables(NamedTuple):
 
     slot_of: Tensor
     """int64 [S], -1: the request edits nothing"""
+    asked: Tensor
+    """As `States.asked`"""
     entries: Tensor
     """int32 [slots, V]: flags and count of each token, 0 where it is not touched"""
     touched: Tensor
     """int32 [slots, words]: bit id & 31 of word id >> 5"""
+    touched_ids: Tensor
+    """int32 [slots, most_touched]: the tokens whose bits are set, in any order; not all if they are more"""
+    num_touched: Tensor
+    """int32 [slots, 1]: how many they are, unless they are too many"""
     bias: Tensor
     """float32 [slots, V], defined where an entry says so; else never read"""
     penalties: Tensor
@@ -64,6 +71,7 @@ class EditTables(NamedTuple):
     """int32 [N, words]: bits of the last ids of bad words that a row would complete; defined where an entry says so"""
     vocab_size: int
     num_words: int
+    most_touched: int
     longest_bad_word: int
     most_bad_words: int
 

@@ -14,6 +14,7 @@ from drawlot.kernels.triton.edit_flags import (
     STOPS,
 )
 from drawlot.kernels.triton.pdl import follow
+from drawlot.kernels.triton.states import without_list
 from drawlot.kernels.triton.values import (
     GROUP,
     MINUS_INF,
@@ -288,6 +289,7 @@ def commit_kernel(tables, emitted):
         return
     count = tl.minimum(tl.load(emitted.num_sampled + request).to(tl.int32), emitted.width)
     tokens = emitted.token_ids + request * emitted.stride
+    num_touched, ids = tl.load(tables.num_touched + slot), tables.touched_ids + slot * tables.most_touched
     start = 0
     while start < count:
         column = start + tl.arange(0, _BLOCK)
@@ -296,11 +298,18 @@ def commit_kernel(tables, emitted):
         token = tl.where(valid, token, 0)
         entry = tables.entries + slot * tables.vocab_size + token
         # A token may be there twice, and sums of integers are the same in any order.
-        tl.atomic_or(entry, SEEN, mask=valid)
+        is_new = (valid & (tl.atomic_or(entry, SEEN, mask=valid) == 0)).to(tl.int32)
         tl.atomic_add(entry, ONE, mask=valid)
+        at = num_touched + tl.cumsum(is_new, 0) - 1
+        tl.store(ids + at, token, mask=(is_new != 0) & (at < tables.most_touched))
+        num_touched += tl.sum(is_new)
         bit = (1 << (token & 31)).to(tl.int32)
         tl.atomic_or(tables.touched + slot * tables.num_words + (token >> 5), bit, mask=valid)
         start += _BLOCK
+    tl.store(tables.num_touched + slot, num_touched)
+    if num_touched > tables.most_touched:
+        asked = tl.load(tables.asked + state)
+        tl.store(tables.asked + state, without_list(asked))
     start = 0
     while (start < tables.longest_bad_word) & (count > 0):
         # The tail moves to the left; what is read later lies to the right of what is written.

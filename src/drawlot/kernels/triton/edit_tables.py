@@ -15,6 +15,7 @@ from drawlot.kernels.triton.edit_flags import ALLOWED, BIASED, ENDS_BAD_WORD, MA
 from drawlot.kernels.triton.edit_kernels import LAID_TILES, bad_words_kernel, commit_kernel, lay_over_kernel
 from drawlot.kernels.triton.edits import num_words_of, width_of
 from drawlot.kernels.triton.launch import Launch, Packed, Template, pack
+from drawlot.kernels.triton.lost_mass import MOST_TOUCHED
 from drawlot.kernels.triton.tensors import int64_a_row, one_a_row, upload
 from drawlot.kernels.triton.workspace import overlaps
 from drawlot.outputs import LogitsRows
@@ -25,11 +26,12 @@ _FIRST_SLOTS = 4
 class EditSlots:
     """Hands out slots and fills them. Tables grow when a request is added, never in a step, and do not shrink."""
 
-    def __init__(self, slot_of: Tensor, vocab_size: int) -> None:
+    def __init__(self, slot_of: Tensor, asked: Tensor, vocab_size: int) -> None:
         """Start without slots.
 
         Args:
             slot_of: int64 [S], the slot of each request's row, written by the caller; -1: none.
+            asked: int64 [S], `States.asked`, likewise.
             vocab_size: V.
         """
         self._device = slot_of.device
@@ -55,8 +57,11 @@ class EditSlots:
         self._overlay = _overlay(0, vocab_size, self._device)
         tables = EditTables(
             slot_of=slot_of,
+            asked=asked,
             entries=empty(torch.int32, 0, vocab_size),
             touched=empty(torch.int32, 0, num_words),
+            touched_ids=empty(torch.int32, 0, min(MOST_TOUCHED, vocab_size)),
+            num_touched=empty(torch.int32, 0, 1),
             bias=empty(torch.float32, 0, vocab_size),
             penalties=empty(torch.float32, 0, 4),
             limits=empty(torch.int64, 0, 2),
@@ -65,6 +70,7 @@ class EditSlots:
             banned=empty(torch.int32, 0, num_words),
             vocab_size=vocab_size,
             num_words=num_words,
+            most_touched=min(MOST_TOUCHED, vocab_size),
             longest_bad_word=0,
             most_bad_words=0,
         )
@@ -149,6 +155,9 @@ class EditSlots:
         touched = np.packbits(np.pad(entries != 0, (0, -len(entries) % TILE)), bitorder="little").view(np.int32)
         ids = np.flatnonzero(entries)
         tables.touched[slot] = self._on_device(touched)
+        listed = ids[: tables.most_touched].astype(np.int32)
+        tables.touched_ids[slot, : len(listed)] = self._on_device(listed)
+        tables.num_touched[slot] = self._on_device(np.array([len(ids)], np.int32))
         tables.entries[slot].zero_().scatter_(0, self._on_device(ids), self._on_device(entries[ids]))
         if edits.bias:
             ids = np.fromiter(edits.bias, np.int64)
@@ -201,6 +210,8 @@ class EditSlots:
         tables = old._replace(
             entries=_grown(old.entries, 0, slots, self._vocab_size),
             touched=_grown(old.touched, 0, slots, old.num_words),
+            touched_ids=_grown(old.touched_ids, 0, slots, old.most_touched),
+            num_touched=_grown(old.num_touched, 0, slots, 1),
             bias=_grown(old.bias, 0, slots if biased else 0, self._vocab_size),
             penalties=_grown(old.penalties, 0, slots, 4),
             limits=_grown(old.limits, 0, slots, 2),

@@ -16,15 +16,16 @@ from drawlot.kernels.triton.column_values import (
 from drawlot.kernels.triton.decided import BOTH_SHARES, ONE_SHARE, decide, decide_and_leave
 from drawlot.kernels.triton.from_list import begin_list, draw_from_list, mass_for_top_p, may_hold, need_of
 from drawlot.kernels.triton.listing import clear_list, survey, survey_beside
+from drawlot.kernels.triton.lost_mass import load_lost, mass_left, reference_of
 from drawlot.kernels.triton.lowered import load_penalties
 from drawlot.kernels.triton.one_read import begin_counts
 from drawlot.kernels.triton.pdl import wait_for_previous
 from drawlot.kernels.triton.proposal import put_request
-from drawlot.kernels.triton.race import race_in_tile, race_of_tiles, store_noises
+from drawlot.kernels.triton.race import race_of_tiles, store_noises
 from drawlot.kernels.triton.ranks import ask_for_rank, count_or_leave_rank
 from drawlot.kernels.triton.raw_mass import apart_by, log_row_mass, raw_apart, raw_law
 from drawlot.kernels.triton.reduce import largest_of_two
-from drawlot.kernels.triton.states import asked_of_scan, filters_of, noise_key, scan_scale, temperature_of
+from drawlot.kernels.triton.states import asked_of_scan, filters_of, noise_key, scale_of, scan_scale, temperature_of
 from drawlot.kernels.triton.summary import (
     ALL_COLUMNS,
     COUNT,
@@ -36,7 +37,7 @@ from drawlot.kernels.triton.summary import (
     put,
     put_cut,
 )
-from drawlot.kernels.triton.sure_winner import look_again, wins_surely
+from drawlot.kernels.triton.sure_winner import look_again, race_in_any_tile, wins_surely
 from drawlot.kernels.triton.tile_summary import GROUPS, group_of
 from drawlot.kernels.triton.top_of_list import draws_without, put_own, put_top, put_top_aside, wants_a_list
 from drawlot.kernels.triton.values import (
@@ -80,14 +81,15 @@ def finish_kernel(
     OVERLAP: tl.constexpr,
     ASIDE: tl.constexpr,
     LOWERS: tl.constexpr,
+    BY_MASS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
     """Program: one row. T: power of two >= number of tiles; ROOM: tokens of a list; BLOCK: groups read at a time.
 
     columns: of rows with one column; None: all_columns, if there are any, which `whole_rows` fills where no list tells
     them. RAW, LOGITS: what they hold, as for `fill_columns`. ASIDE: there are as many programs before these, which tell
-    top tokens that no draw needs, see `put_top_aside`. LOWERS: as for `scan_kernel`. AT_ONCE: no two rows share a
-    multiprocessor.
+    top tokens that no draw needs, see `put_top_aside`. LOWERS, BY_MASS: as for `scan_kernel`. AT_ONCE: no two rows
+    share a multiprocessor.
     """
     SHARES: tl.constexpr = ONE_SHARE if ASIDE else BOTH_SHARES
     row = tl.program_id(0).to(tl.int64)
@@ -130,10 +132,13 @@ def finish_kernel(
     HAS_BOUNDS: tl.constexpr = tiles.edit_bounds is not None and rows.edits_of is not None
     _, _, _, _, lowered, edit_slot = asked_of_scan(states, state)
     edit_slot = tl.where(is_row, edit_slot, -1)
+    if not BY_MASS:
+        lowered = lowered & (top_k > 0)
     has_bounds = ((wants | lowered) if LOWERS else wants) & (edit_slot >= 0)
     # Edits that are laid over rows before the scan are known by their rows alone.
     may_be_apart = wants & ((edit_slot >= 0) | (scale != 1.0) | (rows.edits is not None and rows.edits_of is None))
-    if top_k <= 0:
+    # Few rows with top_p race over tiles. Where edited ones end last, these make their noise then.
+    if ((filtered == 0) & (temperature != 0)) if BY_MASS else top_k <= 0:
         # To memory, lest all rows keep it in registers until few of them need it.
         store_noises(whole, row, tiles.num, key, T, WIDE)
     penalties = load_penalties(rows, edit_slot) if LOWERS else 0.0
@@ -158,7 +163,9 @@ def finish_kernel(
         raw_sums = tl.load(tiles.raw_sums + at, mask=own, other=0.0)
         is_apart = wants & apart_by(scale, kind > 0)
         raw_maxima, raw_sums = tl.where(is_apart, raw_maxima, maxima), tl.where(is_apart, raw_sums, sums)
-    edited, lows = kind != 0, maxima
+    edited, lows, lost = kind != 0, maxima, 0.0
+    if BY_MASS:
+        lost = load_lost(rows, row, lowered & (edit_slot >= 0) & (top_k <= 0))
     if LOWERS:
         lows = tl.where(kind < 0, value_of(bounds), maxima)
     if is_row == 0:
@@ -191,13 +198,21 @@ def finish_kernel(
 
     row_max = value_of(highest)
     # A row whose filters keep everything draws as one without filters, to the bit: where its tokens fit, both list.
-    row_mass = mass_for_top_p(maxima, sums, row_max, temperature, (top_k, top_p, min_p))
+    reference = row_max
+    if BY_MASS:
+        if (kind < 0) & (top_k <= 0):
+            reference = reference_of(row_max, lost)
+    row_mass = mass_for_top_p(maxima, sums, reference, temperature, (top_k, top_p, min_p))
     may_list = may_hold(row_mass, (top_k, top_p, min_p), ROOM)
+    if BY_MASS:
+        if (kind < 0) & (top_k <= 0):
+            row_mass, is_sharp = mass_left(row_mass, lost, reference, scale_of(temperature))
+            may_list, has_line = row >= 0, has_line & is_sharp
     draws_from_list = (temperature != 0) & ((filtered & may_list) | (num_tiles <= ROOM)) & has_line
     # Edits move tokens of raw logits: their ranks are to be counted.
     is_known = (edited == 0) if RAW else is_row
     asks = wants & (is_known == 0)
-    need, lists_top = need_of((top_k, top_p, min_p)), row < 0
+    need, lists_top = need_of((top_k, top_p, min_p), T, AT_ONCE), row < 0
     if RAW and all_columns is not None:
         wants_top = wants_a_list(all_columns, wants, edited, num_top, ROOM)
         lists_top = wants_top & draws_without(temperature, filtered, num_tiles, ROOM)
@@ -267,6 +282,7 @@ def finish_kernel(
             temperature,
             (top_k, top_p, min_p),
             row_mass,
+            reference,
             key,
             columns,
             all_columns,
@@ -287,6 +303,7 @@ def finish_kernel(
             SHARES,
             OVERLAP,
             LOWERS,
+            BY_MASS,
             AT_ONCE,
         )
         knows_raw = done
@@ -297,19 +314,40 @@ def finish_kernel(
         # Who asks for the cut has its rows read again.
         keeps_list = keeps & (RAW or (columns is None and all_columns is None))
     if (done == 0) & (keeps_list | (filtered == 0)):
+        if BY_MASS:
+            if filtered:
+                store_noises(whole, row, tiles.num, key, T, WIDE)
         # Threads may have other tiles than those that they stored.
         tl.debug_barrier()
         noise = tl.load(whole.noises + row * T + tile, mask=exists, other=0.0)
         best, keys, mass = race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE)
-        token = race_in_tile(rows, row, best, MINUS_INF_ORDER, -1, row_max, temperature, key, WIDE)
+        token = race_in_any_tile(
+            rows, row, kind, penalties, best, MINUS_INF_ORDER, row_max, temperature, key, WIDE, BY_MASS
+        )
         if filtered:
             rival, own_noise = largest_of_two(
                 tl.where(tile == best, MINUS_INF, keys), tl.where(tile == best, noise, MINUS_INF)
             )
             done, value, rank = wins_surely(lists, row, token, best, rival, own_noise, row_max, temperature, WIDE, ROOM)
             if done == 0:
+                if BY_MASS:
+                    row_mass *= tl.exp((reference - row_max) * scale_of(temperature))
                 done, token, value, rank = look_again(
-                    rows, tiles, lists, row, keys, row_mass, top_p, row_max, temperature, key, WIDE, ROOM
+                    rows,
+                    tiles,
+                    lists,
+                    row,
+                    kind,
+                    penalties,
+                    keys,
+                    row_mass,
+                    top_p,
+                    row_max,
+                    temperature,
+                    key,
+                    WIDE,
+                    ROOM,
+                    BY_MASS,
                 )
             if done:
                 put(drawn, summary, row, token, 0, LISTED, row_max, 0.0)

@@ -51,8 +51,10 @@ from drawlot.kernels.triton.values import (
     value_of,
 )
 
-_WITHOUT_TOP_K = tl.constexpr(64)
-"""Tokens that the list of a row without top_k holds at least"""
+_WITHOUT_TOP_K, _OF_MANY_ROWS = tl.constexpr(64), tl.constexpr(96)
+"""Tokens that the list of a row without top_k holds at least: more where of so many rows some list lacks a few"""
+_MANY_TILES = tl.constexpr(512)
+"""Of fewer, lists of 96 tokens or more would often be of more than 128"""
 _FEW_TILES = tl.constexpr(64)
 
 
@@ -87,10 +89,14 @@ def below_min_p(row_max, temperature, min_p):
 
 
 @triton.jit
-def need_of(filters):
-    """int32: so many tokens a list holds at least; without filters all. 0: what reaches min_p's line, and no more."""
+def need_of(filters, T: tl.constexpr, AT_ONCE: tl.constexpr):
+    """int32: so many tokens a list holds at least; without filters all. 0: what reaches min_p's line, and no more.
+
+    T: power of two >= number of tiles; AT_ONCE: rows are few, as for `finish_kernel`.
+    """
     top_k, top_p, min_p = filters
-    others = tl.where(min_p > 0, 0, tl.where(top_p < 1, _WITHOUT_TOP_K, LAST_ID))
+    LEAST: tl.constexpr = _WITHOUT_TOP_K if AT_ONCE or T <= _MANY_TILES else _OF_MANY_ROWS
+    others = tl.where(min_p > 0, 0, tl.where(top_p < 1, LEAST, LAST_ID))
     return tl.where(top_k > 0, top_k, others).to(tl.int32)
 
 
@@ -156,6 +162,7 @@ def draw_from_list(
     temperature,
     filters,
     row_mass,
+    reference,
     key,
     columns,
     all_columns,
@@ -176,6 +183,7 @@ def draw_from_list(
     SHARES: tl.constexpr,
     OVERLAP: tl.constexpr,
     LOWERS: tl.constexpr,
+    BY_MASS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
     """Whether the list held all that the row keeps, and its token, which is stored then with its summary.
@@ -184,12 +192,12 @@ def draw_from_list(
     is told all the same.
 
     kind, LOWERS: as for `begin_list`; penalties: of `load_penalties`; begun: what `begin_list` returns; filters, key:
-    what `filters_of` and `noise_key` of `states` return; row_mass: what `mass_for_top_p` does; has_column: whether
-    columns, if there are any, are to have the token; num_top: how many top tokens all_columns are to have; is_told:
-    they have all that they are to have already; asks: the rank among raw values is another one, unless the row is
-    `lowered`, or the token above the bound, an order that no touched token exceeds, raw or edited: then those before it
-    are as they were; counts: whether to count the row decided as soon as the list decides it; raw_max, raw_log_mass: of
-    the raw logits. AT_ONCE: as for `finish_kernel`.
+    what `filters_of` and `noise_key` of `states` return; row_mass: what `mass_for_top_p` does, relative to a reference;
+    has_column: whether columns, if there are any, are to have the token; num_top: how many top tokens all_columns are
+    to have; is_told: they have all that they are to have already; asks: the rank among raw values is another one,
+    unless the row is `lowered`, or the token above the bound, an order that no touched token exceeds, raw or edited:
+    then those before it are as they were; counts: whether to count the row decided as soon as the list decides it;
+    raw_max, raw_log_mass: of the raw logits. BY_MASS, AT_ONCE: as for `finish_kernel`.
     """
     # The mass of what is kept, and the cut, are for logprobs of what is kept.
     TELLS_CUT: tl.constexpr = not RAW and (columns is not None or all_columns is not None)
@@ -204,8 +212,12 @@ def draw_from_list(
     if LOWERS:
         if lowered:
             # A touched token may have the highest value.
-            keys, row_max = lower_list(rows, lists, row, slot_of_lowered(kind), penalties, keys, ROOM)
+            keys, row_max = lower_list(
+                rows, lists, row, slot_of_lowered(kind), penalties, begun[0], keys, ROOM, BY_MASS
+            )
             value, token = value_and_token(keys)
+            if BY_MASS:
+                row_mass *= tl.exp((reference - row_max) * scale_of(temperature))
     z = z_of(value, row_max, temperature, WIDE)
     mass = tl.exp(z)
     # Made when the cut is known, noise is beside the next kernel's begin. But few rows wait for edited ones, which have

@@ -67,8 +67,8 @@ def logprobs_of(logits: Tensor, token_ids: Tensor, wanted: LogprobsWanted) -> tu
         num_blocks = triton.cdiv(rows.num_tiles, SCAN_TILES)
         shape = {"NUM_BLOCKS": num_blocks, "TILES": SCAN_TILES, "FULL": rows.vocab_size % TILE == 0}
         how: dict[str, Any] = {"EARLY": False, "OVERLAP": False, "num_warps": scan_warps, "enable_fp_fusion": False}
-        how |= {"LOWERS": False, "AHEAD": 0}
-        Launch(scan_kernel, lambda n, _: n * num_blocks, work.tiles, **shape, **how)(n, *packed)
+        how |= {"LOWERS": False, "BY_MASS": False, "AHEAD": 0}
+        Launch(scan_kernel, lambda n, _: n * num_blocks, work.tiles, 0, **shape, **how)(n, *packed)
         maxima = work.tiles.maxima[:, : rows.num_tiles].double()
         maximum = maxima.amax(1)
         mass = (work.tiles.sums[:, : rows.num_tiles] * (maxima - maximum.unsqueeze(1)).exp()).sum(1)

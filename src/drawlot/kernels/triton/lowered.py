@@ -6,6 +6,9 @@ tokens whose raw values reach it, at least one of them untouched. A list of such
 holds the row. The scan reads no entries then, and stores no new values. A row that its list does not hold, or whose
 tiles say of no line, is laid over whole, by `scan.lay_row`. Steps of few rows lay edits over all of them as they scan,
 since the finish that knows of lowered rows takes longer for all.
+
+Rows with top_p alone also need the mass of what is edited, see `lost_mass`. Those of half-width logits are lowered, too
+(`BY_MASS`): their scan waits for its instructions. A scan of float32 waits for memory, and would wait for more of it.
 """
 
 import triton
@@ -14,7 +17,7 @@ import triton.language as tl
 from drawlot.kernels.triton.edit_kernels import penalised
 from drawlot.kernels.triton.listing import NO_KEY, key_of, value_and_token
 from drawlot.kernels.triton.tile_summary import group_of
-from drawlot.kernels.triton.values import GROUP, MINUS_INF, SLICES, line_at, order_of
+from drawlot.kernels.triton.values import GROUP, MINUS_INF, SLICES, line_at, load_raw, order_of
 
 _GROUPS_A_SLICE = tl.constexpr(8)
 
@@ -58,16 +61,19 @@ def load_penalties(rows, slot):
 
 
 @triton.jit
-def lower_list(rows, lists, row, slot, penalties, keys, ROOM: tl.constexpr):
+def lower_list(rows, lists, row, slot, penalties, line, keys, ROOM: tl.constexpr, BY_MASS: tl.constexpr):
     """Edits the tokens of a list [ROOM], which other threads may read then; returns their keys, and the highest value.
 
-    penalties: of `load_penalties`; keys: of raw values.
+    Below the line (an order) others may come before a token: its value is -inf. penalties: of `load_penalties`; keys:
+    of raw values.
     """
     repetition, frequency, presence = penalties
     place, exists, tables = tl.arange(0, ROOM), keys > NO_KEY, rows.edits_of.tables
     x, token = value_and_token(keys)
     entry = tl.load(tables.entries + line_at(slot, tables.vocab_size) + token, mask=exists, other=0)
     x = penalised(x, entry, repetition, frequency, presence)
+    if BY_MASS:
+        x = tl.where(order_of(x) < line, MINUS_INF, x)
     highest = tl.max(x)
     # Until all have read their keys: where threads come together for a maximum is Triton's affair.
     tl.debug_barrier()
@@ -84,3 +90,11 @@ def without_touched(rows, slot, ids, x):
     exists = ids < rows.vocab_size
     words = tl.load(tables.touched + line_at(slot, tables.num_words) + (ids >> 5), mask=exists, other=0)
     return tl.where(((words >> (ids & 31)) & 1) != 0, MINUS_INF, x)
+
+
+@triton.jit
+def load_lowered(rows, row, slot, penalties, ids):
+    """Values of ids [M], all tokens or past the last one, of a row that is lowered; penalties: of `load_penalties`."""
+    x, tables = load_raw(rows, row, ids, ids >= 0), rows.edits_of.tables
+    entry = tl.load(tables.entries + line_at(slot, tables.vocab_size) + ids, mask=ids < rows.vocab_size, other=0)
+    return penalised(x, entry, penalties[0], penalties[1], penalties[2])

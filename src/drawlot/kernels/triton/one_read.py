@@ -23,6 +23,7 @@ from drawlot.kernels.triton.proposal import (
 )
 from drawlot.kernels.triton.scan import lay_row
 from drawlot.kernels.triton.settling import MARGIN, float_at, leave_for_cut, proposal_at, put_token
+from drawlot.kernels.triton.states import scale_of
 from drawlot.kernels.triton.summary import NO_TOKEN, NUM_SETTLED, put
 from drawlot.kernels.triton.together import count_up, is_last_of, wait_for
 from drawlot.kernels.triton.values import MINUS_INF
@@ -58,15 +59,19 @@ def begin_row(rows, tiles, lists, whole, summary, slot, WIDE: tl.constexpr, T: t
     """Has a row make its proposals, or none; says if it has no token, and lays it over if that has been put off."""
     request = request_of(whole, slot)
     top_k, _top_p, _min_p = request[1]
-    if top_k <= 0:
+    kind = tl.zeros([], tl.int32)
+    if rows.edits_of is not None and tiles.edit_bounds is not None:
+        kind = tl.load(rows.edits.kind + request[0])
+    if (top_k <= 0) & (kind >= 0):
         propose(rows, tiles, lists, whole, slot, request, WIDE, T, ROOM)
     else:
         num = 0
         if rows.edits_of is not None and tiles.edit_bounds is not None:
             row = request[0]
-            kind = tl.load(rows.edits.kind + row)
             if kind < 0:
-                lay_row(rows, tiles, row, slot_of_lowered(kind), _LAID_TILES)
+                # As `states.bits_for_scan` says.
+                scale = tl.where(top_k > 0, 1.0, scale_of(request[2][1]))
+                lay_row(rows, tiles, row, slot_of_lowered(kind), scale, _LAID_TILES)
                 tile = tl.arange(0, T)
                 maxima = tl.load(tiles.maxima + row * tiles.stride + tile, mask=tile < tiles.num, other=MINUS_INF)
                 row_max = tl.max(maxima)

@@ -78,9 +78,21 @@ def race_of_tiles(maxima, sums, row_max, temperature, noise, WIDE: tl.constexpr)
 @triton.jit
 def race_in_tile(rows, row, tile, cut_order, cut_id, row_max, temperature, key, WIDE: tl.constexpr):
     """The winner among the tokens of one tile that a cut keeps."""
-    ids = tile * TILE + tl.arange(0, TILE)
+    ids = ids_of_tile(tile)
     x = load_values(rows, row, ids, ids >= 0)
-    order = order_of(x)
+    return race_of_tile(tile, x, cut_order, cut_id, row_max, temperature, key, WIDE)
+
+
+@triton.jit
+def ids_of_tile(tile):
+    """int32 [128]."""
+    return tile * TILE + tl.arange(0, TILE)
+
+
+@triton.jit
+def race_of_tile(tile, x, cut_order, cut_id, row_max, temperature, key, WIDE: tl.constexpr):
+    """As `race_in_tile`, of values [128]."""
+    ids, order = ids_of_tile(tile), order_of(x)
     kept = (x > float("-inf")) & ((order > cut_order) | ((order == cut_order) & (ids <= cut_id)))
     z = tl.where(kept, z_of(x, row_max, temperature, WIDE), float("-inf"))
     return race_of_range(tile * TILE, z, key, TARGET_TOKEN, TILE, WIDE)

@@ -38,15 +38,20 @@ def is_ahead(states, num_rows, row, AHEAD: tl.constexpr):
 
 
 @triton.jit
-def row_in_order(states, item, NUM_BLOCKS: tl.constexpr):
-    """The row of a program, if none come ahead: of the last rows, edited ones that are not lowered come first."""
+def row_in_order(states, item, num_items, orders, NUM_BLOCKS: tl.constexpr, BY_MASS: tl.constexpr):
+    """The row of a program, if no rows come ahead: of the last ones, edited ones that are not lowered come first.
+
+    orders: 0, if all are lowered as a rule, 1, if all of these have top_k or BY_MASS, as for `scan_kernel`; else 2.
+    Nothing is looked up where none would come first.
+    """
     row = item // NUM_BLOCKS
-    # By programs, lest all work out how many rows there are.
-    start = tl.maximum(tl.num_programs(0) - _LAST_ROWS * NUM_BLOCKS, 0)
+    start = num_items
+    if orders > BY_MASS:
+        start = tl.maximum(num_items - _LAST_ROWS * NUM_BLOCKS, 0)
     if item >= start:
         first, place = row - (item - start) // NUM_BLOCKS, tl.arange(0, _LAST_ROWS)
-        exists = (first + place) * NUM_BLOCKS < tl.num_programs(0)
-        edited = _edited(states, first + place, exists, True)
+        exists = (first + place) * NUM_BLOCKS < num_items
+        edited = _edited(states, first + place, exists, True, BY_MASS)
         before = _num_before(edited, place)
         at = tl.where(edited != 0, before, tl.sum(edited) + place - before)
         row = first + tl.sum(tl.where(at == row - first, place, 0))
@@ -57,17 +62,20 @@ def row_in_order(states, item, NUM_BLOCKS: tl.constexpr):
 def _edited_of_last(states, num_rows):
     """The last rows [32], and which of these edits are laid over, if none is lowered."""
     rows = tl.maximum(num_rows - _LAST_ROWS, 0) + tl.arange(0, _LAST_ROWS)
-    return rows, _edited(states, rows, rows < num_rows, False)
+    return rows, _edited(states, rows, rows < num_rows, False, False)
 
 
 @triton.jit
-def _edited(states, rows, exists, LOWERS: tl.constexpr):
-    """int32, 1 where edits are to be laid over a row that exists: not if it is lowered, in case LOWERS."""
+def _edited(states, rows, exists, LOWERS: tl.constexpr, BY_MASS: tl.constexpr):
+    """int32, 1 where edits are to be laid over a row that exists: not if it is lowered, in case LOWERS.
+
+    BY_MASS: as for `scan_kernel`.
+    """
     # There may be more rows than requests.
-    _, _, _, _, lowered, slot = asked_of_scan(states, tl.minimum(rows, states.num_states - 1))
+    _, _, _, needs_sums, lowered, slot = asked_of_scan(states, tl.minimum(rows, states.num_states - 1))
     edited = (slot >= 0) & exists
     if LOWERS:
-        edited = edited & (lowered == 0)
+        edited = edited & (lowered == 0 if BY_MASS else (lowered == 0) | needs_sums)
     return edited.to(tl.int32)
 
 

@@ -82,6 +82,7 @@ def launches_of_draw(
     wide: bool,
     reads_whole: bool = True,
     top_aside: bool = True,
+    orders: int = 2,
 ) -> list[Launch]:
     """What draws the tokens of rows; each launch is given the rows and their states.
 
@@ -95,6 +96,7 @@ def launches_of_draw(
         wide: Float64 noise.
         reads_whole: Some rows are read again as a rule, not by chance alone.
         top_aside: Some rows want top tokens that their draw does not need; if not, few rows are no slower for it.
+        orders: As for `row_order.row_in_order`.
     """
     device = drawn.status.device
     num_tiles, processors = triton.cdiv(vocab_size, TILE), num_multiprocessors(device)
@@ -126,13 +128,17 @@ def launches_of_draw(
     def rows_ahead(rows: Rows) -> int:
         return 0 if rows.edits_of is None else ROWS_AHEAD
 
-    lays = {"LOWERS": False}
+    def by_mass(rows: Rows) -> bool:
+        return lowers(rows) and rows.logits.dtype.itemsize == 2
+
+    lays = {"LOWERS": False, "BY_MASS": False}
     lays_ahead = {**lays, "AHEAD": rows_ahead}
     return [
         Launch(
             scan_kernel,
-            lambda n, option: (n + option("AHEAD")) * num_blocks,
+            lambda n, option: (n + option("AHEAD")) * num_blocks + n * option("BY_MASS"),
             work.tiles,
+            orders,
             NUM_BLOCKS=num_blocks,
             TILES=SCAN_TILES,
             FULL=full,
@@ -144,6 +150,7 @@ def launches_of_draw(
             OVERLAP=how["OVERLAP"],
             launch_pdl=is_early,
             LOWERS=lowers,
+            BY_MASS=by_mass,
             AHEAD=lambda rows: 0 if lowers(rows) else rows_ahead(rows),
             forms=(
                 (min(ROWS_AT_ONCE, few_early), {**early, **lays, "AHEAD": 0}),
@@ -171,6 +178,7 @@ def launches_of_draw(
             BLOCK=BLOCK,
             ASIDE=False,
             LOWERS=lowers,
+            BY_MASS=by_mass,
             AT_ONCE=False,
             maxnreg=FINISH_REGISTERS,
             # Rows that find a place at once have more warps; by fewer, several columns spill registers.

@@ -11,6 +11,7 @@ from drawlot.kernels.triton.edit_kernels import (
     load_touched,
     most_left,
 )
+from drawlot.kernels.triton.lost_mass import weigh_lost
 from drawlot.kernels.triton.lowered import kind_of_lowered, lows_of, may_be_lowered
 from drawlot.kernels.triton.pdl import follow_of_many
 from drawlot.kernels.triton.row_order import is_ahead, row_ahead, row_in_order
@@ -38,21 +39,47 @@ def scan_kernel(
     rows,
     states,
     tiles,
+    orders,
     NUM_BLOCKS: tl.constexpr,
     TILES: tl.constexpr,
     FULL: tl.constexpr,
     LOWERS: tl.constexpr,
+    BY_MASS: tl.constexpr,
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program: TILES tiles of one row.
 
-    FULL: every tile of a row has 128 tokens. LOWERS: rows may be `lowered`, for which there are tables and bounds.
-    AHEAD: so many edited rows have programs ahead of all others, see `row_order`.
+    orders: as for `row_in_order`. FULL: every tile of a row has 128 tokens. LOWERS: rows may be `lowered`, for which
+    there are tables and bounds. BY_MASS: so may rows without top_k; each row has a program ahead of all others, see
+    `weigh_lost`. AHEAD: so many edited rows have programs ahead, see `row_order`.
     """
-    item, num_rows = tl.program_id(0) - AHEAD * NUM_BLOCKS, tl.num_programs(0) // NUM_BLOCKS - AHEAD
-    scan_block(rows, states, tiles, item, num_rows, NUM_BLOCKS, TILES, FULL, LOWERS, AHEAD, EARLY, OVERLAP)
+    if BY_MASS:
+        num_rows = tl.num_programs(0) // (NUM_BLOCKS + 1)
+        item = tl.program_id(0) - num_rows
+        if item < 0:
+            follow_of_many(EARLY, OVERLAP)
+            weigh_lost(rows, states, tl.program_id(0).to(tl.int64))
+            return
+    else:
+        item, num_rows = tl.program_id(0) - AHEAD * NUM_BLOCKS, tl.num_programs(0) // NUM_BLOCKS - AHEAD
+    scan_block(
+        rows,
+        states,
+        tiles,
+        item,
+        num_rows,
+        orders,
+        NUM_BLOCKS,
+        TILES,
+        FULL,
+        LOWERS,
+        BY_MASS,
+        AHEAD,
+        EARLY,
+        OVERLAP,
+    )
 
 
 @triton.jit
@@ -62,18 +89,20 @@ def scan_block(
     tiles,
     item,
     undecided,
+    orders,
     NUM_BLOCKS: tl.constexpr,
     TILES: tl.constexpr,
     FULL: tl.constexpr,
     LOWERS: tl.constexpr,
+    BY_MASS: tl.constexpr,
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Item: a block of TILES tiles of one row. undecided: how many have to count themselves decided.
 
-    Where edits are laid over rows here these are all rows; items below 0 are those of rows ahead. FULL, LOWERS, AHEAD:
-    as for `scan_kernel`.
+    Where edits are laid over rows here these are all rows; items below 0 are those of rows ahead. orders, FULL,
+    LOWERS, BY_MASS, AHEAD: as for `scan_kernel`.
     """
     row, block = item // NUM_BLOCKS, (item + AHEAD * NUM_BLOCKS) % NUM_BLOCKS
     tile = block * TILES + tl.arange(0, TILES)
@@ -88,7 +117,7 @@ def scan_block(
     if LOWERS or AHEAD:
         is_row = item >= 0
         if LOWERS:
-            row = row_in_order(states, item, NUM_BLOCKS)
+            row = row_in_order(states, item, undecided * NUM_BLOCKS, orders, NUM_BLOCKS, BY_MASS)
         elif item < 0:
             row = row_ahead(states, undecided, (item + AHEAD * NUM_BLOCKS) // NUM_BLOCKS)
             is_row = row >= 0
@@ -124,6 +153,8 @@ def scan_block(
             kind, is_raw = 0, slot < 0
             if LOWERS:
                 lowered = lowered & is_free
+                if not BY_MASS:
+                    lowered = lowered & (needs_sums == 0)
                 is_raw = is_raw | lowered
             if is_raw == 0:
                 kind = _put_laid_tiles(
@@ -217,15 +248,19 @@ def _put_laid_tiles(
 
 # A function in machine code, too: hardly any row comes here.
 @triton.jit(noinline=True)
-def lay_row(rows, tiles, row, slot, TILES: tl.constexpr):
-    """Lays edits over a whole row that was scanned as `lowered` says, TILES tiles at a time. A barrier comes last."""
+def lay_row(rows, tiles, row, slot, scale, TILES: tl.constexpr):
+    """Lays edits over a whole row that was scanned as `lowered` says, TILES tiles at a time. A barrier comes last.
+
+    scale: at which it is summed.
+    """
     SIDE: tl.constexpr = 32 // rows.logits.dtype.element_ty.primitive_bitwidth
     start, kind, first = line_at(row, rows.stride), 0, 0
     while first < rows.num_tiles:
         tile = first + tl.arange(0, TILES)
         ids, at = slices_of(tile), line_at(row, tiles.stride) + tile
-        # Rows with top_k are summed at T = 1.
-        kind = _put_laid_tiles(rows, tiles, row, slot, start, ids, at, tile, None, 1.0, row >= 0, row >= 0, False, SIDE)
+        kind = _put_laid_tiles(
+            rows, tiles, row, slot, start, ids, at, tile, None, scale, row >= 0, row >= 0, False, SIDE
+        )
         first += TILES
     tl.store(rows.edits.kind + row, kind)
     tl.debug_barrier()

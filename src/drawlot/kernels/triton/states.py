@@ -71,6 +71,13 @@ def bits_for_scan(temperature, top_k, wanted, slot, lowered):
 
 
 @triton.jit
+def without_list(asked):
+    """As `bits_for_scan` of a request that touches too many tokens for a list: lowered only if it needs no sums."""
+    is_off = ((asked >> 32) & _NEEDS_SUMS) != 0
+    return tl.where(is_off, asked & ~(_LOWERED << 32), asked)
+
+
+@triton.jit
 def scale_of(temperature):
     """float32 1 / T; never 0, so that it keeps -inf."""
     return tl.maximum(1.0 / temperature.to(tl.float32), 2.0**-126)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import count, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,6 +16,7 @@ from drawlot.kernels.triton.all_tokens import put_many_top_tokens
 from drawlot.kernels.triton.arguments import Columns, Drawn, Rows, States, Wanted
 from drawlot.kernels.triton.edit_tables import EditSlots
 from drawlot.kernels.triton.launch import Launch, Packed, Template, compiling_ahead, rows_are_aligned
+from drawlot.kernels.triton.lost_mass import MOST_TOUCHED
 from drawlot.kernels.triton.sample import launches_of_draw
 from drawlot.kernels.triton.state_table import ASKED, FIRST_INT, NUM_TOP, SLOT, WANTED, StateTable
 from drawlot.kernels.triton.tensors import adjacent, int64_a_row, refuse_capture, upload
@@ -42,6 +43,7 @@ class _Kind(NamedTuple):
     num_columns: int
     reads_whole: bool
     top_aside: bool
+    orders: int
 
 
 class _Most(NamedTuple):
@@ -69,7 +71,7 @@ class StepSampler:
         self._device = table.device
         self._on_device = torch.cuda.device_of(table)
         self._floats, self._ints = table[:FIRST_INT].view(torch.float64), table[FIRST_INT:]
-        self._edits = EditSlots(table[SLOT], vocab_size)
+        self._edits = EditSlots(table[SLOT], table[ASKED], vocab_size)
         self._wanted = Wanted(table[WANTED], table[NUM_TOP], table.new_empty((max_num_reqs, 0)), 0)
         # Of live requests that want logprobs: what each asks for, and how many ask for that.
         self._asks: dict[int, _Most] = {}
@@ -79,6 +81,8 @@ class StepSampler:
         self._filtered: set[int] = set()
         self._read_whole: set[int] = set()
         self._top_aside: set[int] = set()
+        # What each request with edits asks of the order of rows, see `row_order.row_in_order`.
+        self._orders: dict[int, int] = {}
         self._serials = count()
         self._plans: dict[_Kind, _Plan] = {}
         self._templates: dict[Hashable, Template] = {}
@@ -89,7 +93,10 @@ class StepSampler:
     def add_request(self, req_idx: int, request: Request) -> None:
         """Take in a request; its row is free."""
         slot = self._edits.add_request(req_idx, request.edits, self._max_rows)
-        self._numbers.add_request(req_idx, request, slot, lowered=_is_lowered(request))
+        lowered = _is_lowered(request)
+        self._numbers.add_request(req_idx, request, slot, lowered=lowered)
+        if request.edits is not None and not (lowered and request.top_k > 0):
+            self._orders[req_idx] = 1 if lowered else 2
         if _is_filtered(request):
             self._filtered.add(req_idx)
         if _is_read_whole(request):
@@ -122,6 +129,7 @@ class StepSampler:
         self._filtered.discard(req_idx)
         self._read_whole.discard(req_idx)
         self._top_aside.discard(req_idx)
+        self._orders.pop(req_idx, None)
 
     def apply_staged_writes(self) -> None:
         """Bring added requests to the device."""
@@ -259,7 +267,9 @@ class StepSampler:
 
     def _plan(self) -> _Plan:
         """What a step does for the requests alive."""
-        kind = _Kind(self._asked().columns, bool(self._read_whole), bool(self._top_aside))
+        kind = _Kind(
+            self._asked().columns, bool(self._read_whole), bool(self._top_aside), max(self._orders.values(), default=0)
+        )
         plan = self._plans.get(kind)
         if plan is None:
             refuse_capture(self._floats, "it has not run before with what its requests ask for")
@@ -279,8 +289,8 @@ class StepSampler:
         return self._most
 
     def _new_plan(self, kind: _Kind) -> _Plan:
-        num_columns, reads_whole, top_aside = kind
-        how = {"wide": self._wide, "reads_whole": reads_whole, "top_aside": top_aside}
+        num_columns, reads_whole, top_aside, orders = kind
+        how: dict[str, Any] = {"wide": self._wide, "reads_whole": reads_whole, "top_aside": top_aside, "orders": orders}
         n, work, device = self._max_rows, self._work, self._floats.device
         drawn = Drawn(
             torch.empty(n, dtype=torch.int64, device=device), torch.empty(n, dtype=torch.uint8, device=device)
@@ -314,7 +324,11 @@ def _is_filtered(request: Request) -> bool:
 def _is_lowered(request: Request) -> bool:
     """Whether rows of a request are as `lowered` says, and may draw from a list."""
     edits = request.edits
-    if edits is None or request.temperature == 0 or not 0 < request.top_k <= ROOM:
+    if edits is None or request.temperature == 0:
+        return False
+    by_count = 0 < request.top_k <= ROOM
+    by_mass = request.top_k == 0 and request.top_p < 1 and request.min_p == 0
+    if not by_count and (not by_mass or len({*edits.prompt, *edits.output}) > MOST_TOUCHED):
         return False
     no_others = edits.allowed is None and not (edits.masked or edits.stop_ids or edits.bias or edits.bad_words)
     penalties = edits.repetition - 1, edits.frequency, edits.presence

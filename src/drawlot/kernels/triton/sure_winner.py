@@ -9,10 +9,11 @@ import triton.language as tl
 
 from drawlot.kernels.triton.bracket import LARGEST
 from drawlot.kernels.triton.listing import comes_before, load_keys, value_and_token
+from drawlot.kernels.triton.lowered import load_lowered, slot_of_lowered
 from drawlot.kernels.triton.noise import gumbel
-from drawlot.kernels.triton.race import TARGET_TILE, race_in_tile, z_of
+from drawlot.kernels.triton.race import TARGET_TILE, ids_of_tile, race_in_tile, race_of_tile, z_of
 from drawlot.kernels.triton.reduce import first_largest, of_fixed, sum_and_smallest, sum_four
-from drawlot.kernels.triton.values import MINUS_INF, TILE, order_of
+from drawlot.kernels.triton.values import MINUS_INF, MINUS_INF_ORDER, TILE, load_values, order_of, value_of
 
 _MARGIN = tl.constexpr(1e-4)
 """More than what rounding adds to a key, or to a share of a mass"""
@@ -34,6 +35,35 @@ def keeps_list(listed, total, row_mass, filters, ROOM: tl.constexpr):
 
 
 @triton.jit
+def race_in_any_tile(
+    rows,
+    row,
+    kind,
+    penalties,
+    tile,
+    cut_order,
+    row_max,
+    temperature,
+    key,
+    WIDE: tl.constexpr,
+    BY_MASS: tl.constexpr,
+):
+    """As `race_in_tile`, of values above cut_order, also of a row that is `lowered`, as BY_MASS says that it may be.
+
+    kind: of `kind_of`; penalties: of `load_penalties`.
+    """
+    if BY_MASS:
+        if kind < 0:
+            x = load_lowered(rows, row, slot_of_lowered(kind), penalties, ids_of_tile(tile))
+        else:
+            x = load_values(rows, row, ids_of_tile(tile), ids_of_tile(tile) >= 0)
+        token = race_of_tile(tile, x, cut_order, -1, row_max, temperature, key, WIDE)
+    else:
+        token = race_in_tile(rows, row, tile, cut_order, -1, row_max, temperature, key, WIDE)
+    return token
+
+
+@triton.jit
 def wins_surely(
     lists, row, token, tile, rival, own_noise, row_max, temperature, WIDE: tl.constexpr, ROOM: tl.constexpr
 ):
@@ -44,7 +74,8 @@ def wins_surely(
     has the token if it is of the list.
     """
     value, listed = value_and_token(load_keys(lists, row, tl.arange(0, ROOM)))
-    is_own = listed == token
+    # A token whose value is -inf is not kept, see `lowered.lower_list`.
+    is_own = (listed == token) & (value > MINUS_INF)
     mass, own_value, found, _ = sum_four(
         tl.where(listed // TILE == tile, tl.exp(z_of(value, row_max, temperature, WIDE)), 0.0),
         tl.where(is_own, value, 0.0),
@@ -64,6 +95,8 @@ def look_again(
     tiles,
     lists,
     row,
+    kind,
+    penalties,
     keys,
     row_mass,
     top_p,
@@ -72,20 +105,29 @@ def look_again(
     key,
     WIDE: tl.constexpr,
     ROOM: tl.constexpr,
+    BY_MASS: tl.constexpr,
 ):
     """As `wins_surely`, once more without what is surely dropped, which mostly is what won; and the token.
 
-    keys: [T], of the tiles if all were kept; key: what `states.noise_key` returns.
+    kind, penalties: as for `race_in_any_tile`; keys: [T], of the tiles if all were kept, or what these do not exceed;
+    key: what `states.noise_key` returns.
     """
     tile = tl.arange(0, keys.shape[0])
     # Loaded again, lest all rows keep them in registers until here.
     maxima = tl.load(tiles.maxima + row * tiles.stride + tile, mask=tile < tiles.num, other=MINUS_INF)
-    least, _end = least_kept(lists, row, maxima, row_mass, top_p, row_max, temperature, ROOM)
+    tokens = maxima
+    if BY_MASS:
+        if kind < 0:
+            lows = tl.load(tiles.edit_bounds + row * tiles.stride + tile, mask=tile < tiles.num, other=MINUS_INF_ORDER)
+            tokens = value_of(lows)
+    least, _end = least_kept(lists, row, tokens, row_mass, top_p, row_max, temperature, ROOM)
     wins, token, value, rank = row < 0, tl.full([], -1, tl.int32), row_max, tl.zeros([], tl.int32)
     if least > MINUS_INF:
         keys = tl.where(maxima >= least, keys, MINUS_INF)
         best, _ = first_largest(keys, tile, tile)
-        token = race_in_tile(rows, row, best, order_of(least) - 1, -1, row_max, temperature, key, WIDE)
+        token = race_in_any_tile(
+            rows, row, kind, penalties, best, order_of(least) - 1, row_max, temperature, key, WIDE, BY_MASS
+        )
         own = best + tl.arange(0, 1)
         own_noise = tl.max(gumbel(own, key[0], key[1], TARGET_TILE, key[2], key[3], WIDE))
         rival = tl.max(tl.where(tile == best, MINUS_INF, keys))

@@ -84,7 +84,7 @@ def cut_row(
             lists,
             (maxima, best_groups, maxima),
             found,
-            need_of(filters),
+            need_of(filters, T, True),
             temperature,
             filters,
             T,

@@ -45,7 +45,9 @@ def scan_step_kernel(
     elif program < first_line:
         # Whole rows wait for all programs that find laws, not for the rows that there are.
         item = program - first_block
-        scan_block(rows, step.states, tiles, item, first_block, NUM_BLOCKS, TILES, FULL, False, 0, OVERLAP, OVERLAP)
+        scan_block(
+            rows, step.states, tiles, item, first_block, 0, NUM_BLOCKS, TILES, FULL, False, False, 0, OVERLAP, OVERLAP
+        )
     else:
         let_next_start(OVERLAP)
         if step.drafts.q.logits is not None:

@@ -64,7 +64,7 @@ import os
 """
 
 
-@pytest.mark.parametrize(("asks", "place", "count"), [("top_k=9", 5, 20), ("logit_bias={3: 1.0}", 27, 42)])
+@pytest.mark.parametrize(("asks", "place", "count"), [("top_k=9", 5, 21), ("logit_bias={3: 1.0}", 31, 47)])
 def test_the_driver_is_given_the_arguments_of_each_step(asks: str, place: int, count: int) -> None:
     num_seen, found = map(int, printed(STEPS.format(asks, count), "scan_kernel").split())
     assert num_seen == 5

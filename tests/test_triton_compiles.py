@@ -131,14 +131,17 @@ def test_scans_with_edits_spill_little() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("asks", "barriers"), [("", 0), (", repetition_penalty=1.2", 3)])
-def test_threads_of_a_scan_exchange_no_tokens(asks: str, barriers: int, dtype: str) -> None:
+@pytest.mark.parametrize("asks", ["", ", repetition_penalty=1.2"])
+def test_threads_of_a_scan_exchange_no_tokens(asks: str, dtype: str) -> None:
     """Each has a part of all slices of a tile, and lays edits over tokens of its own, whatever Triton does with ties.
 
-    With edits they wait for each other to know how often there is something to lay, and where few tokens are allowed.
+    With edits they wait for each other to know how often there is something to lay, and where few tokens are allowed;
+    and in programs ahead, which half-width scans of many rows have, for a maximum and a sum.
     """
-    for form in forms_of_scan("logprobs=0" + asks, dtype):
-        assert form.count("BAR.SYNC") <= barriers
+    most = {"": 0, "float32": 3, "bfloat16": 6}[asks and dtype]
+    numbers = [form.count("BAR.SYNC") for form in forms_of_scan("logprobs=0" + asks, dtype)]
+    assert max(numbers) <= most
+    assert sum(number > 3 for number in numbers) == (2 if most > 3 else 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

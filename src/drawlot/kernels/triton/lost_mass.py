@@ -17,8 +17,8 @@ from drawlot.kernels.triton.values import MINUS_INF, line_at, load_raw
 
 MOST_TOUCHED = 8192
 """Tokens of a list: rows of a request that touches more are no longer lowered, if they need the mass"""
-_BLOCK = tl.constexpr(512)
-"""Tokens that are weighed at a time"""
+_WEIGHED_AT_ONCE = tl.constexpr(512)
+"""Tokens"""
 _SHARPEST = tl.constexpr(8.0)
 """So many times what is left of a mass it may have been: beyond that rounding of the whole would be seen in the rest"""
 
@@ -43,13 +43,13 @@ def weigh_lost(rows, states, row):
 def _weighed(rows, row, slot, scale):
     """The highest value of a touched token, and what all of them weigh less than before, relative to it."""
     tables, penalties = rows.edits_of.tables, load_penalties(rows, slot)
-    num, place = tl.load(tables.num_touched + slot), tl.arange(0, _BLOCK)
+    num, place = tl.load(tables.num_touched + slot), tl.arange(0, _WEIGHED_AT_ONCE)
     ids = tables.touched_ids + line_at(slot, tables.most_touched) + place
     highest, start = tl.full([], MINUS_INF, tl.float32), 0
     while start < num:
         token = tl.load(ids + start, mask=start + place < num, other=-1)
         highest = tl.maximum(highest, tl.max(load_raw(rows, row, tl.maximum(token, 0), token >= 0)))
-        start += _BLOCK
+        start += _WEIGHED_AT_ONCE
     lost, start = tl.zeros([], tl.int64), 0
     reference = tl.where(highest > MINUS_INF, highest, 0.0)
     while start < num:
@@ -60,7 +60,7 @@ def _weighed(rows, row, slot, scale):
         lower = penalised(x, entry, penalties[0], penalties[1], penalties[2])
         weight = tl.exp((x - reference) * scale) - tl.exp((lower - reference) * scale)
         lost += tl.sum((weight * FIXED_POINT).to(tl.int64))
-        start += _BLOCK
+        start += _WEIGHED_AT_ONCE
     return highest, of_fixed(lost).to(tl.float32)
 
 

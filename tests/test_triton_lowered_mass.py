@@ -25,6 +25,7 @@ from drawlot.kernels.triton import (
     lowered,
     one_read,
     sample,
+    states,
     step_sampler,
     sure_winner,
 )
@@ -135,6 +136,7 @@ def test_what_is_emitted_is_weighed_from_then_on() -> None:
     compare_histories()
 
 
+@INTERPRETED
 def test_rows_that_lose_nearly_all_are_laid_over() -> None:
     wide = KernelMutant("any rest", lost_mass.mass_left, "(left * _SHARPEST >= mass)", "(left >= 0)")
     some = [kind < 0 for kind in compare_lost()]
@@ -216,6 +218,7 @@ def short_lists(least: float, step: int, penalty: float) -> int:
     return int(pair.triton._steps._work.tiles.control[COUNT.value])
 
 
+@INTERPRETED
 def test_most_win_wherever_the_cut_lies() -> None:
     num_whole = compare_short_lists()
     nobody = KernelMutant("nobody wins", sure_winner.keeps_list, "return (listed <= ROOM)", "return (listed < 0)")
@@ -278,6 +281,7 @@ def compare_near() -> int:
     return compare_rows(tuple(part[which] for part in rows), mass[which] + 1e-3)
 
 
+@INTERPRETED
 def test_what_surely_is_not_kept_does_not_win() -> None:
     num_whole = compare_far()
     once = KernelMutant("once", sure_winner.least_kept, "_NEARLY_ALL *", "0 *")
@@ -313,6 +317,25 @@ def few_touched(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_requests_that_touch_too_many_are_laid_over(monkeypatch: pytest.MonkeyPatch) -> None:
     few_touched(monkeypatch)
     compare_many_touched()
+
+
+def compare_others() -> None:
+    """A row with top_k, which needs no list of what it touches, and stays lowered however much that is, by both."""
+    pair, logits = Pair(1, vocab_size=FEW), (torch.arange(FEW).reshape(1, FEW) % 257 / 9).to(torch.bfloat16)
+    pair.add(0, SamplingParams(seed=1, top_k=20, repetition_penalty=1.2), range(8))
+    for step in range(2):
+        pair.draw(logits, rows_of([0], [8 + step]))
+        assert signs_of(pair, 1) == {-1}
+        pair.commit([0], torch.tensor([[20]]), [1])
+
+
+@INTERPRETED
+def test_others_stay_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_touched(monkeypatch)
+    compare_others()
+    all_of_them = KernelMutant("others, too", states.without_list, "& _NEEDS_SUMS) != 0", "& _NEEDS_SUMS) >= 0")
+    with all_of_them.planted(), pytest.raises(AssertionError):
+        compare_others()
 
 
 def test_tables_grow() -> None:

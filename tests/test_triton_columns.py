@@ -143,6 +143,16 @@ MUTANTS = [
         ),
     ),
     (
+        "unfiltered, flat",
+        120,
+        KernelMutant(
+            "columns of nobody, where ranks are counted",
+            whole_rows.whole_rows_kernel,
+            "is_left = tl.load(summary.rank + row) != ALL_COLUMNS",
+            "is_left = row < 0",
+        ),
+    ),
+    (
         "second of two tiles",
         30,
         KernelMutant(

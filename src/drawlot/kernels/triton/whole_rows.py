@@ -32,6 +32,7 @@ from drawlot.kernels.triton.ranks import count_ranks
 from drawlot.kernels.triton.reduce import FIXED_POINT
 from drawlot.kernels.triton.states import filters_of, scale_of, temperature_of
 from drawlot.kernels.triton.summary import (
+    ALL_COLUMNS,
     ARRIVALS,
     COUNT,
     COUNT_OF_RANKS,
@@ -40,7 +41,7 @@ from drawlot.kernels.triton.summary import (
     NUM_SETTLED,
     RANKED,
 )
-from drawlot.kernels.triton.together import wait_for, wait_for_all
+from drawlot.kernels.triton.together import count_up, wait_for, wait_for_all
 from drawlot.kernels.triton.values import TILE, ids_of, load_values, order_of, value_of
 from drawlot.kernels.triton.whole_row import finish_whole_row
 
@@ -141,27 +142,35 @@ def whole_rows_kernel(
         if all_columns is not None:
             # Tokens and ranks are stored by other programs, and by rows that count themselves decided before.
             wait_for_previous(OVERLAP)
-            if _count(tiles, COUNT) + num_rank_rows > 0:
-                wait_for_all(tiles.control + RANKED, num_programs, 1)
+            are_shared = _count(tiles, COUNT) + num_rank_rows > 0
+            if are_shared:
+                count_up(tiles.control + RANKED)
             row, end = first.to(tl.int64), tl.load(tiles.control + NUM_ROWS)
             while row < end:
-                fill_columns(
-                    rows,
-                    states,
-                    tiles,
-                    lists,
-                    wanted,
-                    drawn,
-                    summary,
-                    all_columns,
-                    row,
-                    RAW,
-                    LOGITS,
-                    T,
-                    LIST_ROOM,
-                    BLOCK,
-                    TILES,
-                )
+                is_left = row >= 0
+                if are_shared:
+                    # Who has no columns to fill need not wait for ranks of others.
+                    is_left = tl.load(summary.rank + row) != ALL_COLUMNS
+                    if is_left:
+                        wait_for(tiles.control + RANKED, num_programs)
+                if is_left:
+                    fill_columns(
+                        rows,
+                        states,
+                        tiles,
+                        lists,
+                        wanted,
+                        drawn,
+                        summary,
+                        all_columns,
+                        row,
+                        RAW,
+                        LOGITS,
+                        T,
+                        LIST_ROOM,
+                        BLOCK,
+                        TILES,
+                    )
                 row += num_programs
     if tiles.undrawn is None:
         if first == 0:

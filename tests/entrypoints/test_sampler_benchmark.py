@@ -10,7 +10,7 @@ import torch
 from benchmark_gate import CPU, draws, gate
 from safetensors.torch import save_file
 
-from drawlot import LogprobsTensors
+from drawlot import LogprobsTensors, Sampler
 from drawlot.entrypoints.cli import main
 from drawlot.entrypoints.sampler_benchmark import Case, benchmark, grid, read_logits, svg, timing, workload
 from drawlot.entrypoints.sampler_benchmark.cases import DTYPES
@@ -198,28 +198,17 @@ def test_who_forgets_the_grammar_is_not_timed(multipass):
         assert any("has the logprob" in line for line in wrong)
 
 
-def test_rows_per_path_are_shares_of_what_the_backend_counts(monkeypatch):
-    import drawlot.kernels.torch as backend
-
-    rows = {"listed": 5}
-    sample_rows = backend.sample_rows
-
-    def count(logits, *args, **kwargs):
-        rows["listed"] += len(logits) - 1
-        rows["whole"] = rows.get("whole", 0) + 1
-        return sample_rows(logits, *args, **kwargs)
-
-    from drawlot.kernels import registry
-
-    monkeypatch.setattr(backend, "counters", lambda: dict(rows), raising=False)
-    monkeypatch.setattr(backend, "sample_rows", count)
-    registry._load.cache_clear()
-    try:
-        [result] = benchmark([Case(4, 300)], ON_CPU)["results"]
-    finally:
-        registry._load.cache_clear()
-    assert result["providers"]["drawlot-torch"]["rows_per_path"] == {"listed": 0.75, "whole": 0.25}
+def test_rows_per_path_are_shares_of_what_the_sampler_says(monkeypatch):
+    monkeypatch.setattr(Sampler, "row_paths", lambda sampler, num_rows: ["read again"] + ["list"] * (num_rows - 1))
+    [result] = benchmark([Case(4, 300)], ON_CPU)["results"]
+    shares = result["providers"]["drawlot-torch"]["rows_per_path"]
+    assert list(shares.items()) == [("list", 0.75), ("read again", 0.25)]
     assert result["providers"]["torch"]["rows_per_path"] is None
+
+
+def test_a_backend_that_tells_no_paths_has_none():
+    [result] = benchmark([Case(4, 300)], ON_CPU)["results"]
+    assert result["providers"]["drawlot-torch"]["rows_per_path"] is None
 
 
 def test_rows_have_seeds_of_their_own_and_ids_are_spread():

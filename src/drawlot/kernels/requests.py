@@ -78,5 +78,8 @@ class StepSampler(Protocol):
     def sample(self, logits: Tensor, rows: LogitsRows, bitmask: Tensor | None) -> SampledRows:
         """Draw a token for each row of logits [N, >= V]; the next call may overwrite what is returned."""
 
+    def row_paths(self, num_rows: int) -> list[str]:
+        """As `Sampler.row_paths`."""
+
     def commit(self, idx_mapping: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
         """Remember what was emitted; shapes as in `Sampler.commit`."""

@@ -173,6 +173,15 @@ class Sampler:
         status = torch.where(skipped, int(RowStatus.SKIPPED), drawn.status)
         return SamplerOutput(tokens, _columns(drawn, rows), status)
 
+    def row_paths(self, num_rows: int) -> list[str] | None:
+        """How rows of the last call were drawn, for who measures, since it waits for the device.
+
+        Returns:
+            Of each row "greedy", "list" (from its best tokens), "tiles" (without filters), "read again" (the list did
+            not hold what the row keeps) or "no token"; None: the backend does not tell, only triton does.
+        """
+        return None if self._steps is None else self._steps.row_paths(num_rows)
+
     def inputs_of(
         self, rows: LogitsRows, allowed_bitmask: Tensor | None
     ) -> tuple[RowParams, Edits, LogprobsWanted | None]:

@@ -82,7 +82,7 @@ def _run(
             prepared = timing.make_round(call, work.buffers, len(oracle.buffers), graph)
             check = gate.same_tokens if provider.same_tokens else gate.from_kept_set
             wrong = check(provider.name, prepared.drawn[: len(oracle.buffers)])
-            paths[provider.name] = _shares(provider, work, prepared)
+            paths[provider.name] = _shares(provider, work)
         except Exception as error:
             # Foreign code may fail in any way; the others are still worth timing, and the command still fails.
             wrong = [f"{type(error).__name__}: {error}"]
@@ -118,12 +118,13 @@ def _run(
     }
 
 
-def _shares(provider: Provider, work: Workload, prepared: timing.Round) -> dict[str, float] | None:
-    """The share of a round's rows that took each path."""
-    counted = provider.rows_per_path(work, prepared.run)
+def _shares(provider: Provider, work: Workload) -> dict[str, float] | None:
+    """The share of all rows that took each path, the largest first."""
+    counted = provider.rows_per_path(work)
     if counted is None:
         return None
-    return {path: rows / (prepared.steps * work.case.rows) for path, rows in counted.items()}
+    rows = len(work.buffers) * work.case.rows
+    return {path: counted[path] / rows for path in sorted(counted, key=lambda path: -counted[path])}
 
 
 def _conditions(device: torch.device, graph: bool) -> Record:

@@ -212,7 +212,7 @@ class Summary(NamedTuple):
     rank: Tensor
     """int32 [N]: 1 + tokens before the drawn one in the order of values; 0 where it is not known"""
     path: Tensor
-    """int32 [N]: see `paths.Path`"""
+    """int32 [N]: see `summary.WHOLE` and the others"""
     num_rows: int
     """N"""
 

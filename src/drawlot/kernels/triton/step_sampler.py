@@ -19,11 +19,23 @@ from drawlot.kernels.triton.launch import Launch, Packed, Template, compiling_ah
 from drawlot.kernels.triton.lost_mass import MOST_TOUCHED
 from drawlot.kernels.triton.sample import launches_of_draw
 from drawlot.kernels.triton.state_table import ASKED, FIRST_INT, NUM_TOP, SLOT, WANTED, StateTable
+from drawlot.kernels.triton.summary import GREEDY, LISTED, NO_TOKEN, TILES, WHOLE
 from drawlot.kernels.triton.tensors import adjacent, int64_a_row, refuse_capture, upload
 from drawlot.kernels.triton.top_of_list import MOST_TOP
 from drawlot.kernels.triton.workspace import ROOM, Workspace, edited_rows
 from drawlot.outputs import LogitsRows
 from drawlot.params import MAX_LOGPROB_TOKEN_IDS
+
+_PATHS = {
+    path.value: name
+    for path, name in (
+        (NO_TOKEN, "no token"),
+        (GREEDY, "greedy"),
+        (LISTED, "list"),
+        (TILES, "tiles"),
+        (WHOLE, "read again"),
+    )
+}
 
 
 class _Plan(NamedTuple):
@@ -170,6 +182,10 @@ class StepSampler:
             if n:
                 self._draw(plan, outputs, rows, logits, bitmask)
         return outputs
+
+    def row_paths(self, num_rows: int) -> list[str]:
+        """How rows of the last step were drawn; waits for the device."""
+        return [_PATHS[path] for path in self._work.summary.path[:num_rows].tolist()]
 
     def commit(self, idx_mapping: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
         """Remember what was emitted; shapes as in `Sampler.commit`."""

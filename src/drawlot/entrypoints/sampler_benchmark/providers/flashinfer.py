@@ -5,7 +5,6 @@ a row, as a server has them; seed and offset are given, which a CUDA graph needs
 others, and so a batch with such rows is not timed.
 """
 
-from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -33,7 +32,7 @@ class FlashInfer:
             return "flashinfer is not installed"
         return _beyond_flashinfer(work)
 
-    def rows_per_path(self, work: Workload, step: Callable[[], object]) -> dict[str, int] | None:
+    def rows_per_path(self, work: Workload) -> dict[str, int] | None:
         """It does not count."""
         return None
 

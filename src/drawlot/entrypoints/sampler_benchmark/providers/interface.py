@@ -35,5 +35,5 @@ class Provider(Protocol):
     def call(self, work: Workload) -> Call:
         """Prepare once what an engine would keep between steps."""
 
-    def rows_per_path(self, work: Workload, step: Callable[[], object]) -> dict[str, int] | None:
-        """How many rows of a step took each path; None where the provider does not count."""
+    def rows_per_path(self, work: Workload) -> dict[str, int] | None:
+        """How many rows of all buffers took each path; None: the provider does not tell."""

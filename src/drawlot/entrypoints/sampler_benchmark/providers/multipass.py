@@ -8,7 +8,6 @@ that splits rows with top-p alone over several programs; compaction before the s
 """
 
 import os
-from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
@@ -40,7 +39,7 @@ class MultiPass:
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         return None if work.device.type == "cuda" or interpreted else "needs a GPU, or TRITON_INTERPRET=1"
 
-    def rows_per_path(self, work: Workload, step: Callable[[], object]) -> dict[str, int] | None:
+    def rows_per_path(self, work: Workload) -> dict[str, int] | None:
         """It does not count."""
         return None
 

@@ -1,7 +1,6 @@
 """drawlot itself, through the `Sampler` that an engine uses."""
 
-from collections.abc import Callable
-from importlib import import_module
+from collections import Counter
 
 from torch import Tensor
 
@@ -33,11 +32,13 @@ class Drawlot:
 
         return call
 
-    def rows_per_path(self, work: Workload, step: Callable[[], object]) -> dict[str, int] | None:
-        """What `counters()` of the backend, running totals by path, grew by."""
-        counters = getattr(import_module(f"drawlot.kernels.{self.backend}"), "counters", None)
-        if counters is None:
-            return None
-        before = counters()
-        step()
-        return {path: total - before.get(path, 0) for path, total in counters().items()}
+    def rows_per_path(self, work: Workload) -> dict[str, int] | None:
+        """What the sampler says of each buffer, drawn once more."""
+        sampler, paths = work.sampler(self.backend), Counter[str]()
+        for logits in work.buffers:
+            sampler(logits, work.rows, work.bitmask)
+            of_rows = sampler.row_paths(work.case.rows)
+            if of_rows is None:
+                return None
+            paths.update(of_rows)
+        return paths

@@ -1,7 +1,5 @@
 """Plain torch, as one would write it: topk or sort, softmax, multinomial; log_softmax for logprobs."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -21,7 +19,7 @@ class PlainTorch:
         """It runs everywhere."""
         return None
 
-    def rows_per_path(self, work: Workload, step: Callable[[], object]) -> dict[str, int] | None:
+    def rows_per_path(self, work: Workload) -> dict[str, int] | None:
         """There is one path."""
         return None
 

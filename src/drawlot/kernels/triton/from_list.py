@@ -220,8 +220,8 @@ def draw_from_list(
                 row_mass *= tl.exp((reference - row_max) * scale_of(temperature))
     z = z_of(value, row_max, temperature, WIDE)
     mass = tl.exp(z)
-    # Made when the cut is known, noise is beside the next kernel's begin. But few rows wait for edited ones, which have
-    # raw values on their way here, and let the next kernel begin later.
+    # Made when the row is decided, noise is beside the next kernel's begin. Few rows wait for edited ones, which decide
+    # later, so that theirs is made before; the compiler makes either behind the cut, wherever it is written.
     IS_EARLY: tl.constexpr = AT_ONCE and rows.edits is not None
     if IS_EARLY:
         noises = noises_of_list(token, key, TARGET_TILE, TARGET_TOKEN, WIDE)

@@ -3,8 +3,8 @@
 SRC is a folder that holds a package `drawlot`; run from the root of the repository. Each variant has a process of its
 own, which compiles, draws, and must agree with the torch backend on the CPU before anything is timed. Then rounds: each
 case by each variant in turn, by CUDA graph over rotating inputs, so that drift meets them all. What counts are the
-ratios: minutes apart, the same kernels differ by 2 %, half-width rows also by whether one variant with one case runs, or
-others beside it, since a GPU then starts kernels later.
+ratios: minutes apart, the same kernels differ by 2 %, half-width rows also by whether one case is timed or several:
+a GPU then starts kernels later.
 
 Cases of verification, 4 drafts, V = 128,256: verify-block-8, verify-filters-64, ... by the number of requests; of
 sampling: k50p90-1, no-filter-64, mixed-64, ... (mixes of `drawlot bench sampler`) by the number of rows; further parts

@@ -88,26 +88,6 @@ def test_wrong_edits_are_seen(mutant: KernelMutant) -> None:
         run()
 
 
-def test_a_sampler_says_how_rows_were_drawn() -> None:
-    rows = (
-        ("greedy", {"temperature": 0.0}),
-        ("list", {"top_k": 5}),
-        ("tiles", {}),
-        ("read again", {"top_p": 0.95}),
-        ("no token", {"top_k": 5}),
-    )
-    vocab_size = 17_000
-    sampler = Sampler(len(rows), vocab_size, device=DEVICE, backend="triton")
-    for row, (_, params) in enumerate(rows):
-        sampler.add_request(row, SamplingParams(seed=row, **params), [1])
-    logits = torch.randn(len(rows) + 1, vocab_size, generator=torch.Generator().manual_seed(1))
-    logits[4, 7] = torch.nan
-    out = sampler(logits.to(DEVICE), rows_of([*range(len(rows)), -1], [1] * (len(rows) + 1)))
-    assert sampler.row_paths(len(rows) + 1) == [*(path for path, _ in rows), "no token"]
-    assert out.status.tolist()[4:] == [RowStatus.NONFINITE, RowStatus.SKIPPED]
-    assert Sampler(1, 10, backend="torch").row_paths(1) is None
-
-
 def edit_tokens_anywhere() -> None:
     """Edits that decide alone what is best, of every token or of a few that lie apart."""
     rng = np.random.default_rng(5)

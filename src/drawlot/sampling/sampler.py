@@ -176,9 +176,15 @@ class Sampler:
     def row_paths(self, num_rows: int) -> list[str] | None:
         """How rows of the last call were drawn, for who measures, since it waits for the device.
 
+        Args:
+            num_rows: The first so many; a replayed graph had what its capture had.
+
         Returns:
             Of each row "greedy", "list" (from its best tokens), "tiles" (without filters), "read again" (the list did
             not hold what the row keeps) or "no token"; None: the backend does not tell, only triton does.
+
+        Raises:
+            InputError: No call has had so many rows, nor are there so many rows of state.
         """
         return None if self._steps is None else self._steps.row_paths(num_rows)
 

@@ -185,6 +185,8 @@ class StepSampler:
 
     def row_paths(self, num_rows: int) -> list[str]:
         """How rows of the last step were drawn; waits for the device."""
+        if not 0 <= num_rows <= self._max_rows:
+            raise InputError(f"num_rows: must be in [0, {self._max_rows}], the most rows of any step; got {num_rows}")
         return [_PATHS[path] for path in self._work.summary.path[:num_rows].tolist()]
 
     def commit(self, idx_mapping: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
@@ -277,6 +279,8 @@ class StepSampler:
         if raw:
             bounds = torch.empty_like(work.tiles.best_groups)
             work = work._replace(tiles=work.tiles._replace(edit_bounds=bounds))
+        # Nothing was drawn yet, see `row_paths`.
+        work.summary.path.fill_(NO_TOKEN.value)
         self._work = work
         self._edits.reserve_rows(max_rows)
         self._plans.clear()
